@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvq_codecs.bits import pack, unpack
+from kvq_codecs.rotation import BLOCK, dequantize, float_table, quantize
+from kvq_codecs.spec import Plane, Spec
+
+Array = Any
+
+SPEC = Spec(
+    "iso3",
+    (
+        Plane("low", "uint8", span=4),
+        Plane("high", "uint8", span=8),
+        Plane("scale", "float16", span=BLOCK),
+    ),
+    source="ggml ISO3_0 CPU reference",
+    interchange=("scale", "low", "high"),
+)
+
+CENTROIDS = float_table(
+    (
+        0xBE4342EE, 0xBDF151E7, 0xBD8696A2, 0xBCAFCCE2,
+        0x3CAFCCE2, 0x3D8696A2, 0x3DF151E7, 0x3E4342EE,
+    )
+)
+
+# Not all midpoints; the centre one is slightly above 0.
+THRESHOLDS = float_table(
+    (
+        0xBE1DF5F1, 0xBDBBF445, 0xBD3289DB, 0x30800000,
+        0x3D3289DA, 0x3DBBF444, 0x3E1DF5F0,
+    )
+)
+
+
+def encode(xp: Any, rows: Array) -> dict[str, Array]:
+    indices, scale = quantize(xp, rows, CENTROIDS, THRESHOLDS)
+    return {"low": pack(xp, indices & 3, 2), "high": pack(xp, indices >> 2, 1), "scale": scale}
+
+
+def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:
+    indices = unpack(xp, planes["low"], 2) | (unpack(xp, planes["high"], 1) << 2)
+    return dequantize(xp, indices, planes["scale"], CENTROIDS)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvq_codecs.blocks import BLOCK, quotients, round_codes, scaled
+from kvq_codecs.spec import Plane, Spec
+
+Array = Any
+
+SPEC = Spec(
+    "q8_0",
+    (Plane("codes", "uint8"), Plane("scale", "float16", span=BLOCK)),
+    source="ggml block_q8_0",
+    interchange=("scale", "codes"),
+)
+
+
+def encode(xp: Any, rows: Array) -> dict[str, Array]:
+    quotient, scale = quotients(xp, rows, 127)
+    return {"codes": round_codes(xp, quotient, -127, 127), "scale": scale}
+
+
+def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:
+    return scaled(xp, planes["codes"].view(xp.int8), planes["scale"])
