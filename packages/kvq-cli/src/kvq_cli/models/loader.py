@@ -1,0 +1,130 @@
+"""Models from disk. Nothing is downloaded, and no code that comes with a model is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+)
+from transformers.utils import logging
+
+from kvq_cli.config import ModelGeometry, geometry, token_ids
+from kvq_cli.models.convert import Progress, convert, no_progress
+from kvq_cli.models.gguf_config import hf_config
+from kvq_cli.models.gguf_file import read_gguf
+from kvq_cli.models.source import ModelSource
+
+
+class ModelLoadError(RuntimeError):
+    """A model directory whose files do not make the model its config describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes
+    ----------
+    model : transformers' module, in eval mode, on its device
+    tokenizer : transformers' tokenizer
+    name : what the server calls it
+    """
+
+    model: Any
+    tokenizer: Any
+    geometry: ModelGeometry
+    name: str
+
+
+def read_config(source: ModelSource) -> PreTrainedConfig:
+    """A model's config, without its weights and before any conversion: cheap enough to refuse by.
+
+    Raises
+    ------
+    GgufError : a damaged file or one that is not converted
+    """
+    if source.kind == "gguf":
+        return hf_config(read_gguf(source.path))
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    return config
+
+
+def load(
+    source: ModelSource,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    progress: Progress = no_progress,
+    cache_dir: Path | None = None,
+) -> LoadedModel:
+    """A model's weights and tokenizer; a GGUF file is converted the first time.
+
+    Parameters
+    ----------
+    dtype : of the weights and of what is computed with them
+    cache_dir : of converted models; default the user's cache directory
+
+    Raises
+    ------
+    UnsupportedModel : before any weights are read
+    ModelLoadError : weights are missing or do not fit the config
+    GgufError, OSError : as `convert`
+    """
+    config = read_config(source)
+    facts = geometry(config)
+    directory = source.path
+    if source.kind == "gguf":
+        directory = convert(source.path, cache_dir=cache_dir, progress=progress)
+    progress(f"loading {source.name}", 0, 1)
+    with _quiet():
+        read: Any = AutoModelForCausalLM.from_pretrained
+        model, report = read(
+            directory, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    lacking = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+    if lacking:
+        raise ModelLoadError(
+            f"{directory}: {len(lacking)} weights are missing or of another shape than config.json "
+            f"says, {lacking[0]} among them; fetch the model again"
+        )
+    model.to(device).eval().requires_grad_(False)
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    progress(f"loading {source.name}", 1, 1)
+    stops = _stop_ids(directory)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        geometry=replace(facts, eos_token_ids=stops) if stops else facts,
+        name=source.name,
+    )
+
+
+def _stop_ids(directory: Path) -> tuple[int, ...]:
+    """What ends a text by generation_config.json, which knows more than config.json."""
+    if not (directory / "generation_config.json").is_file():
+        return ()
+    found = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return token_ids(found.eos_token_id)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar of its own."""
+    bars: Any = logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

