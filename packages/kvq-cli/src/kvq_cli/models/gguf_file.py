@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, dequantize
 
+from kvq_cli.config import ConfigError
+
 _SCALARS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -32,7 +34,7 @@ _SCALARS = {
 }
 
 
-class GgufError(ValueError):
+class GgufError(ConfigError):
     """A file that is not a whole, readable GGUF file, or holds what kvq cannot convert."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from kvq_cli.config import ModelGeometry, geometry, token_ids
-from kvq_cli.models.convert import Progress, convert, no_progress
+from kvq_cli.config import ConfigError, ModelGeometry, geometry
+from kvq_cli.models.convert import Progress, convert
 from kvq_cli.models.gguf_config import hf_config
 from kvq_cli.models.gguf_file import read_gguf
 from kvq_cli.models.source import ModelSource
 
 
-class ModelLoadError(RuntimeError):
+class ModelLoadError(ConfigError):
     """A model directory whose files do not make the model its config describes."""
 
 
@@ -56,6 +56,11 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
     if source.kind == "gguf":
         return hf_config(read_gguf(source.path))
     config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, local_files_only=True)
+    if (source.path / "generation_config.json").is_file():
+        # instruction-tuned models end their turns with tokens that only this file knows
+        ends = GenerationConfig.from_pretrained(source.path, local_files_only=True).eos_token_id
+        if ends is not None:
+            config.get_text_config().eos_token_id = ends
     return config
 
 
@@ -64,7 +69,7 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    progress: Progress = no_progress,
+    progress: Progress | None = None,
     cache_dir: Path | None = None,
 ) -> LoadedModel:
     """A model's weights and tokenizer; a GGUF file is converted the first time.
@@ -80,12 +85,12 @@ def load(
     ModelLoadError : weights are missing or do not fit the config
     GgufError, OSError : as `convert`
     """
-    config = read_config(source)
-    facts = geometry(config)
+    facts = geometry(read_config(source))
     directory = source.path
     if source.kind == "gguf":
         directory = convert(source.path, cache_dir=cache_dir, progress=progress)
-    progress(f"loading {source.name}", 0, 1)
+    if progress:
+        progress(f"loading {source.name}", 0, 1)
     with _quiet():
         read: Any = AutoModelForCausalLM.from_pretrained
         model, report = read(
@@ -99,22 +104,9 @@ def load(
         )
     model.to(device).eval().requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    progress(f"loading {source.name}", 1, 1)
-    stops = _stop_ids(directory)
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        geometry=replace(facts, eos_token_ids=stops) if stops else facts,
-        name=source.name,
-    )
-
-
-def _stop_ids(directory: Path) -> tuple[int, ...]:
-    """What ends a text by generation_config.json, which knows more than config.json."""
-    if not (directory / "generation_config.json").is_file():
-        return ()
-    found = GenerationConfig.from_pretrained(directory, local_files_only=True)
-    return token_ids(found.eos_token_id)
+    if progress:
+        progress(f"loading {source.name}", 1, 1)
+    return LoadedModel(model=model, tokenizer=tokenizer, geometry=facts, name=source.name)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kvq_cli.config import ConfigError
 from kvq_cli.models.demo import DEMO_NAME, demo_file
 
 ACCEPTED = (
@@ -14,7 +15,7 @@ ACCEPTED = (
 )
 
 
-class SourceError(ValueError):
+class SourceError(ConfigError):
     """A model reference that leads nowhere; the message says what is accepted."""
 
 
