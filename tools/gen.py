@@ -1,0 +1,118 @@
+"""Write everything in this repository that can be derived from its code; --check only compares.
+
+Each entry of `generated()` is one file and its whole text. A page under docs/reference/formats
+that no longer belongs to a codec is stale too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvq_attention import support
+from kvq_cli.commands import reference
+from kvq_codecs import pages, table
+
+ROOT = Path(__file__).parents[1]
+FORMATS = ROOT / "docs" / "reference" / "formats"
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+BEGIN, END = "<!-- formats: begin, generated -->", "<!-- formats: end -->"
+
+
+def generated() -> Iterator[tuple[Path, str]]:
+    """Every generated file and the text it must have."""
+    yield ROOT / "README.md", between_markers(ROOT / "README.md", table.markdown())
+    for name, text in pages.pages().items():
+        yield FORMATS / f"{name}.md", text
+    yield FORMATS / "index.md", formats_index()
+    yield ROOT / "docs" / "reference" / "cli.md", reference.markdown()
+    yield ROOT / "docs" / "reference" / "support.md", support.markdown()
+    yield BENCHMARKS / "index.md", benchmarks_page()
+
+
+def between_markers(path: Path, text: str) -> str:
+    """The file's text with what stands between its markers replaced."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        sys.exit(f"{path.relative_to(ROOT)} must hold the lines {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+
+
+def formats_index() -> str:
+    """The table of formats with a link to each page."""
+    links = "\n".join(f"- [{name}]({name}.md)" for name in pages.pages())
+    return (
+        "# Formats\n\n"
+        "One page per codec: its planes, its bytes, and the error it was measured to make. The\n"
+        "bytes stored under a name never change; a new rule gets a new name.\n\n"
+        f"{table.markdown().strip()}\n\n{links}\n"
+    )
+
+
+def benchmarks_page() -> str:
+    """One section per record in docs/benchmarks, each with its machine and its command."""
+    out = [
+        "# Benchmarks",
+        "",
+        "Every figure names the machine and the command that made it. The records are the JSON",
+        "files beside this page, as the benchmarks of the packages write them (`--json`).",
+        "",
+    ]
+    records = sorted(BENCHMARKS.glob("*.json"))
+    if not records:
+        out += ["Nothing is recorded yet.", ""]
+    for path in records:
+        out += section(path.stem, json.loads(path.read_text()))
+    return "\n".join(out)
+
+
+def section(name: str, record: dict[str, Any]) -> list[str]:
+    """One record as text: what was measured, where, how, and the rows as a table."""
+    rows = record["rows"]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+    return [
+        f"## {record.get('title', name)}",
+        "",
+        f"- {record['unit']}",
+        f"- machine: {record['hardware']}",
+        f"- command: `{record['command']}`",
+        f"- versions: {versions}",
+        f"- record: [{name}.json]({name}.json)",
+        "",
+        "| " + " | ".join(c.replace("_", " ") for c in columns) + " |",
+        "|" + "---|" * len(columns),
+        *("| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in rows),
+        "",
+    ]
+
+
+def main() -> None:
+    """Write what differs, or with --check name it and exit 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail when stale")
+    check = parser.parse_args().check
+
+    wanted = dict(generated())
+    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
+    orphans = [p for p in FORMATS.glob("*.md") if p not in wanted]
+    if not check:
+        for path in stale:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted[path])
+        for path in orphans:
+            path.unlink()
+    for path in [*stale, *orphans]:
+        print(f"{'stale' if check else 'updated'}: {path.relative_to(ROOT)}")
+    if check and (stale or orphans):
+        sys.exit("run `nox -s gen` and commit what it writes")
+    print(f"{len(wanted)} generated files {'checked' if check else 'are up to date'}")
+
+
+if __name__ == "__main__":
+    main()
