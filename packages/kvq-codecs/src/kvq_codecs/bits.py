@@ -40,21 +40,27 @@ def detached(array: Array) -> Array:
     return array.detach() if hasattr(array, "detach") else array
 
 
-def constant(xp: Any, like: Array, values: Any, dtype: str = "float32") -> Array:
-    """Values of that dtype beside `like`.
+def contiguous(array: Array) -> Array:
+    """The array in row-major order, copied only if it is not."""
+    if is_torch_array(array):
+        return array.contiguous()
+    return array_namespace(array).ascontiguousarray(array)
 
-    A 0-d array on the device, never a Python scalar: torch turns a division by a scalar into a
-    multiplication by its reciprocal on CUDA.
+
+def scalar(xp: Any, like: Array, value: float, dtype: str = "float32") -> Array:
+    """A 0-d array beside `like`.
+
+    Never a Python scalar: torch turns a division by one into a product with its reciprocal on
+    CUDA, and NumPy 1 chooses the result's dtype by the scalar's value.
     """
-    return xp.asarray(values, dtype=getattr(xp, dtype), device=device(like))
+    return xp.full((), value, dtype=getattr(xp, dtype), device=device(like))
 
 
 def lookup(xp: Any, table: Any, indices: Array) -> Array:
-    """`table[indices]` for a NumPy table [size, ...] and uint8 indices."""
-    values = constant(xp, indices, table, dtype_name(table))
-    flat = xp.astype(xp.reshape(indices, (-1,)), xp.int32)
-    taken = xp.take(values, flat, axis=0)
-    return xp.reshape(taken, (*indices.shape, *table.shape[1:]))
+    """`table[indices]` for a 1-d NumPy table and uint8 indices of any shape."""
+    values = xp.asarray(table, device=device(indices))
+    taken = xp.take(values, xp.astype(xp.reshape(indices, (-1,)), xp.int64), axis=0)
+    return xp.reshape(taken, indices.shape)
 
 
 def pack(xp: Any, codes: Array, bits: int) -> Array:
@@ -75,15 +81,9 @@ def unpack(xp: Any, packed: Array, bits: int) -> Array:
 
 def as_bytes(array: Array) -> Array:
     """Items [..., n] → their little-endian bytes uint8 [..., n · itemsize]."""
-    return _contiguous(array).view(array_namespace(array).uint8)
+    return contiguous(array).view(array_namespace(array).uint8)
 
 
 def from_bytes(raw: Array, dtype: str) -> Array:
     """Little-endian bytes uint8 [..., n · itemsize] → items [..., n]."""
-    return _contiguous(raw).view(getattr(array_namespace(raw), dtype))
-
-
-def _contiguous(array: Array) -> Array:
-    if is_torch_array(array):
-        return array.contiguous()
-    return array_namespace(array).ascontiguousarray(array)
+    return contiguous(raw).view(getattr(array_namespace(raw), dtype))

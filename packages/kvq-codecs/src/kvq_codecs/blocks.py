@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvq_codecs.bits import constant
+from kvq_codecs.bits import scalar
 
 Array = Any
 
@@ -40,10 +40,8 @@ def quotients(xp: Any, rows: Array, largest_code: float) -> tuple[Array, Array]:
     """
     blocks = split(xp, rows, BLOCK)
     amax, finite = absmax(xp, blocks)
-    exact = xp.minimum(
-        amax / constant(xp, rows, largest_code), constant(xp, rows, LARGEST_FP16)
-    )
-    scale = xp.astype(xp.where(finite, exact, constant(xp, rows, NAN)), xp.float16)
+    exact = xp.minimum(amax / scalar(xp, rows, largest_code), scalar(xp, rows, LARGEST_FP16))
+    scale = xp.astype(xp.where(finite, exact, scalar(xp, rows, NAN)), xp.float16)
     stored = xp.astype(scale, xp.float32)
     return divide(xp, blocks, stored, stored > 0), scale[..., 0]
 
@@ -54,19 +52,19 @@ def row_scale(xp: Any, rows: Array, largest: float) -> tuple[Array, Array]:
     Also returns whether all values of the row are finite.
     """
     amax, finite = absmax(xp, rows)
-    scale = xp.maximum(amax, constant(xp, rows, SMALLEST_AMAX)) / constant(xp, rows, largest)
-    return xp.where(finite, scale, constant(xp, rows, NAN)), finite
+    scale = xp.maximum(amax, scalar(xp, rows, SMALLEST_AMAX)) / scalar(xp, rows, largest)
+    return xp.where(finite, scale, scalar(xp, rows, NAN)), finite
 
 
 def divide(xp: Any, values: Array, step: Array, alive: Array) -> Array:
     """`values / step` where `alive`, +0 elsewhere."""
-    zero, one = constant(xp, values, 0.0), constant(xp, values, 1.0)
+    zero, one = scalar(xp, values, 0.0), scalar(xp, values, 1.0)
     return xp.where(alive, values, zero) / xp.where(alive, step, one)
 
 
 def round_codes(xp: Any, quotient: Array, low: int, high: int) -> Array:
     """Nearest integers, ties to even, clamped as floats: int8 as uint8 [n, dim]."""
-    lowest, highest = constant(xp, quotient, low), constant(xp, quotient, high)
+    lowest, highest = scalar(xp, quotient, low), scalar(xp, quotient, high)
     nearest = xp.minimum(xp.maximum(xp.round(quotient), lowest), highest)
     return xp.reshape(xp.astype(nearest, xp.int8).view(xp.uint8), (quotient.shape[0], -1))
 

@@ -19,7 +19,7 @@ Array = Any
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 # Values worked on at once: temporaries stay in a core's cache, or small beside a device's memory.
-HOST_CHUNK_VALUES = 1 << 16
+HOST_CHUNK_VALUES = 1 << 17
 DEVICE_CHUNK_VALUES = 1 << 24
 
 
@@ -71,7 +71,7 @@ class Codec:
         }
         with np.errstate(all="ignore"):
             for start, stop in _chunks(flat, dim):
-                part = xp.astype(flat[start:stop, :], xp.float32)
+                part = xp.astype(flat[start:stop, :], xp.float32, copy=False)
                 for name, items in self.encode_rows(xp, part).items():
                     planes[name][start:stop, :] = items
         return Encoded(

@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvq_codecs.bits import dtype_name
+from array_api_compat import array_namespace, device
+
+from kvq_codecs.bits import dtype_name, is_array
 from kvq_codecs.errors import PlaneError
 from kvq_codecs.spec import Spec
 
 Array = Any  # NumPy, torch or CuPy: whatever the caller brought
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
     """Rows as a codec stores them, on host or device.
 
@@ -34,9 +36,14 @@ class Encoded:
         wanted = [p.name for p in self.spec.planes]
         if sorted(self.planes) != sorted(wanted):
             raise PlaneError(f"{self.spec.name}: planes must be {wanted}, got {list(self.planes)}")
-        lead = None
+        lead, homes = None, set()
         for p in self.spec.planes:
             array = self.planes[p.name]
+            if not is_array(array):
+                raise PlaneError(
+                    f"{self.spec.name}: plane {p.name!r} must be a NumPy, torch or CuPy array, "
+                    f"got {type(array).__name__}"
+                )
             shape, dtype = tuple(array.shape), dtype_name(array)
             if dtype != p.dtype:
                 raise PlaneError(
@@ -54,6 +61,12 @@ class Encoded:
                     f"{list(shape[:-1])}, {wanted[0]!r} has {list(lead)}"
                 )
             lead = shape[:-1]
+            homes.add(f"{array_namespace(array).__name__.split('.')[-1]} on {device(array)}")
+        if len(homes) > 1:
+            raise PlaneError(
+                f"{self.spec.name}: planes must be of one library on one device, "
+                f"got {', '.join(sorted(homes))}"
+            )
 
     @property
     def lead(self) -> tuple[int, ...]:

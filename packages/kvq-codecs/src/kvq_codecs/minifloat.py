@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_codecs.bits import constant
+from kvq_codecs.bits import scalar
 
 Array = Any
 
@@ -40,12 +40,12 @@ class Minifloat:
 
     def encode(self, xp: Any, values: Array) -> Array:
         """Nearest codes, ties to even, saturating, as uint8; float32 values, none of them NaN."""
-        magnitude = xp.minimum(xp.abs(values), constant(xp, values, self.largest))
+        magnitude = xp.minimum(xp.abs(values), scalar(xp, values, self.largest))
         shift = 23 - self.mantissa_bits
         smallest_normal = (127 + 1 - self.bias) << 23
         power = xp.maximum(
             magnitude.view(xp.int32) & 0x7F800000,
-            constant(xp, values, smallest_normal, "int32"),
+            scalar(xp, values, smallest_normal, "int32"),
         )
         # A float 2^shift times the value's power of two has the code's step as its last bit:
         # adding it leaves the rounded mantissa, hidden bit included, in the low bits.
@@ -70,5 +70,3 @@ class Minifloat:
 
 E4M3 = Minifloat(exponent_bits=4, mantissa_bits=3, bias=7, largest=448.0, has_nan=True)
 E2M1 = Minifloat(exponent_bits=2, mantissa_bits=1, bias=1, largest=6.0, has_nan=False)
-E4M3_VALUES = E4M3.values()
-E2M1_VALUES = E2M1.values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvq_codecs.codec import Codec
-from kvq_codecs.errors import UnknownCodecError
+from kvq_codecs.errors import CodecError, UnknownCodecError
 from kvq_codecs.formats import (
     bf16,
     fp8,
@@ -18,9 +18,10 @@ from kvq_codecs.formats import (
     q8_0,
 )
 
-BUILT_IN = (fp32, bf16, fp16, q8_0, q6_0, q4_0, fp8_e4m3, fp8, nvfp4, iso3, iso4)
+_FORMATS = (fp32, bf16, fp16, q8_0, q6_0, q4_0, fp8_e4m3, fp8, nvfp4, iso3, iso4)
 
-_CODECS: dict[str, Codec] = {m.SPEC.name: Codec(m.SPEC, m.encode, m.decode) for m in BUILT_IN}
+BUILT_IN = tuple(m.SPEC.name for m in _FORMATS)
+_CODECS: dict[str, Codec] = {m.SPEC.name: Codec(m.SPEC, m.encode, m.decode) for m in _FORMATS}
 
 
 def get(name: str) -> Codec:
@@ -39,13 +40,18 @@ def names() -> tuple[str, ...]:
 
 
 def register(codec: Codec) -> None:
-    """Add a codec. Stored bytes never change under a name, so a name is taken once."""
+    """Add a codec under its spec's name, which must be new."""
     if codec.name in _CODECS:
-        raise ValueError(f"codec {codec.name!r} is registered already")
+        raise CodecError(
+            f"codec {codec.name!r} is registered already; bytes never change under a name, "
+            "so give new ones a new name"
+        )
     _CODECS[codec.name] = codec
 
 
 def unregister(name: str) -> None:
-    """Remove a codec added by `register`."""
+    """Remove a codec that `register` added."""
     get(name)
+    if name in BUILT_IN:
+        raise CodecError(f"codec {name!r} is built in and cannot be removed")
     del _CODECS[name]

@@ -65,6 +65,17 @@ class Spec:
     source: str
     interchange: tuple[str | int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        names = [p.name for p in self.planes]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: needs planes of different names, got {names}")
+        if self.interchange is not None:
+            fields = [f for f in self.interchange if isinstance(f, str)]
+            if sorted(fields) != sorted(names):
+                raise ValueError(f"{self.name}: interchange must hold {names}, got {fields}")
+            if any(p.span is None for p in self.planes):
+                raise ValueError(f"{self.name}: interchange blocks cannot hold a plane of the row")
+
     @property
     def divisor(self) -> int:
         """head_dim must be a multiple of this many values."""
@@ -72,7 +83,7 @@ class Spec:
 
     def check(self, dim: int) -> None:
         """Raise `RowError` when rows of `dim` values cannot be stored."""
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if type(dim) is not int or dim < 1:
             raise RowError(f"{self.name}: head_dim must be a positive integer, got {dim!r}")
         if dim % self.divisor:
             raise RowError(

@@ -1,9 +1,19 @@
+"""fp16: IEEE half precision, rounded to nearest, ties to even.
+
+- Bits: 16 a value: sign 1, exponent 5, mantissa 10.
+- Bias: 15; subnormals are kept.
+- Specials: infinities and NaN stay; finite values beyond 65504 saturate to it.
+- Layout: one little-endian 16-bit word per value.
+
+Forbidden: reading the words as bf16. Conversion between the two is a real one.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from kvq_codecs.bits import constant
+from kvq_codecs.bits import scalar
 from kvq_codecs.blocks import LARGEST_FP16
 from kvq_codecs.spec import Plane, Spec
 
@@ -13,7 +23,7 @@ SPEC = Spec("fp16", (Plane("values", "float16"),), source="IEEE 754 binary16")
 
 
 def encode(xp: Any, rows: Array) -> dict[str, Array]:
-    low, high = constant(xp, rows, -LARGEST_FP16), constant(xp, rows, LARGEST_FP16)
+    low, high = scalar(xp, rows, -LARGEST_FP16), scalar(xp, rows, LARGEST_FP16)
     clamped = xp.minimum(xp.maximum(rows, low), high)
     return {"values": xp.astype(xp.where(xp.isfinite(rows), clamped, rows), xp.float16)}
 

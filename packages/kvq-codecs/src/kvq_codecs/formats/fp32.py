@@ -1,4 +1,12 @@
-"""fp32: the reference codec; nothing is rounded."""
+"""fp32: float32 as it came; the reference, nothing is rounded.
+
+- Bits: 32 a value: sign 1, exponent 8, mantissa 23.
+- Bias: 127.
+- Specials: NaN, infinities and signed zeros stay what they are.
+- Layout: one little-endian float32 per value.
+
+Forbidden: nothing; float64 rows round to float32 before any codec sees them.
+"""
 
 from __future__ import annotations
 

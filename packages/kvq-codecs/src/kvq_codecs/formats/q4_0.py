@@ -1,3 +1,16 @@
+"""q4_0: 4-bit integers under one fp16 scale per 32 values.
+
+- Bits: 4 a code, two's complement, −8 … 7; 16 a scale, fp16(amax / 8).
+- Bias: none in the codes. No code is +8: a block's largest magnitude is read back exactly if it
+  is negative, as 7/8 of itself if it is positive.
+- Specials: a block with a NaN or an infinity has scale 0x7E00 and codes 0, and reads NaN; a
+  stored scale of 0 has codes 0; scales saturate at 65504.
+- Layout: byte j holds value 2j in its low nibble and value 2j + 1 in its high one;
+  value = code · scale.
+
+Forbidden: bytes of GGUF's q4_0, which pairs value j with j + 16 and signs its scale.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

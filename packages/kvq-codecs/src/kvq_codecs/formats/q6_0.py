@@ -1,3 +1,16 @@
+"""q6_0: 6-bit integers under one fp16 scale per 32 values.
+
+- Bits: 6 a code, two's complement, −31 … 31; 16 a scale, fp16(amax / 31).
+- Bias: none; zero is code 0.
+- Specials: a block with a NaN or an infinity has scale 0x7E00 and codes 0, and reads NaN; a
+  stored scale of 0 has codes 0; scales saturate at 65504.
+- Layout: `low` byte j holds the low four bits of value 2j in its low nibble and of 2j + 1 in its
+  high one; `high` byte k the top two bits of values 4k … 4k + 3 at bits 0, 2, 4, 6;
+  value = code · scale.
+
+Forbidden: code −32 is never written.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

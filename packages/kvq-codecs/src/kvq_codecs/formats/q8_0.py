@@ -1,3 +1,14 @@
+"""q8_0: 8-bit integers under one fp16 scale per 32 values.
+
+- Bits: 8 a code, two's complement, −127 … 127; 16 a scale, fp16(amax / 127).
+- Bias: none; zero is code 0.
+- Specials: a block with a NaN or an infinity has scale 0x7E00 and codes 0, and reads NaN; a
+  stored scale of 0 has codes 0; scales saturate at 65504.
+- Layout: one byte per value; value = code · scale.
+
+Forbidden: code −128 is never written.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
