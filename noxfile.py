@@ -131,9 +131,7 @@ def build(session: nox.Session, package: str) -> None:
     python = str(clean / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
     session.run("python", "-m", "pip", "--python", python, "install", *PINS, *wheels)
     nothing_else = ["--only", "numpy", "array-api-compat"] if package == "kvq-codecs" else []
-    session.run(
-        python, "-I", "tools/check_environment.py", *packages, *nothing_else, external=True
-    )
+    session.run(python, "-I", "tools/check_environment.py", *packages, *nothing_else, external=True)
 
 
 @nox.session

@@ -20,15 +20,20 @@ from kvq_codecs import pages, table
 ROOT = Path(__file__).parents[1]
 FORMATS = ROOT / "docs" / "reference" / "formats"
 BENCHMARKS = ROOT / "docs" / "benchmarks"
+BENCHMARKS_HEAD = """# Benchmarks
+
+Every figure names the machine and the command that made it. The records are the JSON files beside
+this page, as the packages' benchmarks write them with `--json`.
+"""
 BEGIN, END = "<!-- formats: begin, generated -->", "<!-- formats: end -->"
 
 
 def generated() -> Iterator[tuple[Path, str]]:
     """Every generated file and the text it must have."""
-    yield ROOT / "README.md", between_markers(ROOT / "README.md", table.markdown())
+    readme = ROOT / "README.md"
+    yield readme, between_markers(readme, table.render(table.rows()))
     for name, text in pages.pages().items():
-        yield FORMATS / f"{name}.md", text
-    yield FORMATS / "index.md", formats_index()
+        yield FORMATS / name, text
     yield ROOT / "docs" / "reference" / "cli.md", reference.markdown()
     yield ROOT / "docs" / "reference" / "support.md", support.markdown()
     yield BENCHMARKS / "index.md", benchmarks_page()
@@ -43,53 +48,29 @@ def between_markers(path: Path, text: str) -> str:
     return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
 
 
-def formats_index() -> str:
-    """The table of formats with a link to each page."""
-    links = "\n".join(f"- [{name}]({name}.md)" for name in pages.pages())
-    return (
-        "# Formats\n\n"
-        "One page per codec: its planes, its bytes, and the error it was measured to make. The\n"
-        "bytes stored under a name never change; a new rule gets a new name.\n\n"
-        f"{table.markdown().strip()}\n\n{links}\n"
-    )
-
-
 def benchmarks_page() -> str:
     """One section per record in docs/benchmarks, each with its machine and its command."""
-    out = [
-        "# Benchmarks",
-        "",
-        "Every figure names the machine and the command that made it. The records are the JSON",
-        "files beside this page, as the benchmarks of the packages write them (`--json`).",
-        "",
-    ]
-    records = sorted(BENCHMARKS.glob("*.json"))
-    if not records:
-        out += ["Nothing is recorded yet.", ""]
-    for path in records:
-        out += section(path.stem, json.loads(path.read_text()))
-    return "\n".join(out)
+    records = {p.stem: json.loads(p.read_text()) for p in sorted(BENCHMARKS.glob("*.json"))}
+    sections = [section(name, record) for name, record in records.items()]
+    return "\n".join([BENCHMARKS_HEAD, *(sections or ["Nothing is recorded yet.\n"])])
 
 
-def section(name: str, record: dict[str, Any]) -> list[str]:
+def section(name: str, record: dict[str, Any]) -> str:
     """One record as text: what was measured, where, how, and the rows as a table."""
-    rows = record["rows"]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys(key for row in record["rows"] for key in row))
     versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
-    return [
-        f"## {record.get('title', name)}",
-        "",
+    lines = [
+        f"## {record.get('title', name)}\n",
         f"- {record['unit']}",
         f"- machine: {record['hardware']}",
         f"- command: `{record['command']}`",
         f"- versions: {versions}",
-        f"- record: [{name}.json]({name}.json)",
-        "",
-        "| " + " | ".join(c.replace("_", " ") for c in columns) + " |",
-        "|" + "---|" * len(columns),
-        *("| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in rows),
-        "",
+        f"- record: [{name}.json]({name}.json)\n",
+        "| " + " | ".join(column.replace("_", " ") for column in columns) + " |",
+        "|" + " --- |" * len(columns),
+        *("| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in record["rows"]),
     ]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
