@@ -96,13 +96,20 @@ def _windows_by_layer(config: Any) -> tuple[int | None, ...]:
     return tuple(kinds[t] for t in config.layer_types)
 
 
+def _windows_unsaid(config: Any) -> tuple[int | None, ...]:
+    # transformers' module tells its mask of the window but not its attention function
+    if any(_windows_by_layer(config)):
+        raise _refused(config, "with a sliding window it hides the window from its attention")
+    return _no_windows(config)
+
+
 # Where each family's attention modules take their window from.
 WINDOWS: dict[str, Callable[[Any], tuple[int | None, ...]]] = {
     "llama": _no_windows,
     "smollm3": _windows_by_layer,
     "mistral": _one_window,
     "qwen2": _windows_by_layer,
-    "qwen2_moe": _windows_by_layer,
+    "qwen2_moe": _windows_unsaid,
     "qwen3": _windows_by_layer,
     "qwen3_moe": _one_window,
     "gemma2": _windows_by_layer,

@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from kvq_cli.models.gguf_file import GgufError, GgufFile
 
+EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
@@ -75,6 +76,8 @@ def _required(file: GgufFile, key: str) -> int:
 
 def _common(file: GgufFile) -> dict[str, Any]:
     stops = stop_token_ids(file)
+    if EMBEDDING not in file.tensors:
+        raise GgufError(f"{file.path.name} has no {EMBEDDING}: it holds no language model")
     heads = _required(file, "attention.head_count")
     return {
         "num_hidden_layers": _required(file, "block_count"),
@@ -85,7 +88,7 @@ def _common(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim(file),
         "max_position_embeddings": _required(file, "context_length"),
         "rms_norm_eps": float(file.field("attention.layer_norm_rms_epsilon") or 1e-6),
-        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "vocab_size": file.tensors[EMBEDDING].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": stops if len(stops) > 1 else next(iter(stops), None),

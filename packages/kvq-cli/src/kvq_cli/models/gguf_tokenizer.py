@@ -14,6 +14,7 @@ from tokenizers import pre_tokenizers as splitters
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from kvq_cli.models.gguf_config import EMBEDDING
 from kvq_cli.models.gguf_file import GgufError, GgufFile
 
 _SPACE = "\u2581"  # how SentencePiece spells a space
@@ -34,7 +35,8 @@ def build_tokenizer(file: GgufFile) -> Any:
             f"{file.path.name}: tokenizer {kind!r} is not converted; "
             f"known are {', '.join(builders)}"
         )
-    tokens = _get(file, "tokens")
+    tokens = _get(file, "tokens") or []
+    _check_lengths(file, tokens)
     backend = builders[kind](file, tokens)
     kinds = _get(file, "token_type") or [TokenType.NORMAL] * len(tokens)
     whole = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
@@ -70,10 +72,30 @@ def _get(file: GgufFile, key: str) -> Any:
     return file.metadata.get(f"tokenizer.ggml.{key}")
 
 
+def _check_lengths(file: GgufFile, tokens: list[str]) -> None:
+    rows = file.tensors[EMBEDDING].shape[0]
+    sizes = {key: len(_get(file, key) or tokens) for key in ("token_type", "scores")}
+    largest_id = max(_get(file, f"{name}_token_id") or 0 for name in _ROLES.values())
+    if not largest_id < len(tokens) <= rows or any(n != len(tokens) for n in sizes.values()):
+        raise GgufError(
+            f"{file.path.name}: its vocabulary is damaged: {len(tokens)} tokens, {sizes}, "
+            f"special tokens up to {largest_id}, {rows} embedding rows"
+        )
+
+
 def _adds_bos(file: GgufFile) -> bool:
     stated = _get(file, "add_bos_token")
     # llama.cpp's rule for files that do not say
-    return _get(file, "model") == "llama" if stated is None else bool(stated)
+    by_kind = _get(file, "model") == "llama" or _get(file, "pre") == "llama-bpe"
+    return by_kind if stated is None else bool(stated)
+
+
+def _bpe(file: GgufFile, tokens: list[str], merges: list[tuple[str, str]], **options: Any) -> BPE:
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    try:
+        return BPE(vocab=vocabulary, merges=merges, **options)
+    except Exception as error:  # the library raises no narrower type
+        raise GgufError(f"{file.path.name}: its vocabulary is damaged: {error}") from error
 
 
 def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
@@ -84,14 +106,11 @@ def _byte_level(file: GgufFile, tokens: list[str]) -> Tokenizer:
             f"{file.path.name}: its words are split by rule {rule!r}; "
             f"known are {', '.join(_SPLITS)}"
         )
-    merges = [tuple(merge.split(" ")) for merge in _get(file, "merges")]
-    backend = Tokenizer(
-        BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=rule == "llama-bpe",
-        )
-    )
+    pairs = (merge.partition(" ") for merge in _get(file, "merges") or ())
+    merges = [(left, right) for left, _, right in pairs]
+    if not merges:
+        raise GgufError(f"{file.path.name}: its vocabulary lacks merges")
+    backend = Tokenizer(_bpe(file, tokens, merges, ignore_merges=rule == "llama-bpe"))
     split = [splitters.Split(Regex(_SPLITS[rule]), "isolated")] if _SPLITS[rule] else []
     by_gpt2 = rule in _THEN_GPT2
     backend.pre_tokenizer = splitters.Sequence(
@@ -127,8 +146,9 @@ _THEN_GPT2 = ("default", "gpt-2", "smollm")
 
 def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
     """SentencePiece BPE: two neighbours merge when their union is a word, the best score first."""
-    scores = _get(file, "scores")
-    kinds = _get(file, "token_type")
+    scores, kinds = _get(file, "scores"), _get(file, "token_type")
+    if not scores or not kinds:
+        raise GgufError(f"{file.path.name}: its vocabulary lacks scores or token types")
     ranked = sorted(
         (index for index, kind in enumerate(kinds) if kind == TokenType.NORMAL),
         key=lambda index: (-scores[index], index),
@@ -141,14 +161,9 @@ def _sentencepiece(file: GgufFile, tokens: list[str]) -> Tokenizer:
         if word[:cut] in words and word[cut:] in words
     ]
     unknown = _get(file, "unknown_token_id")
+    unknown_word = None if unknown is None else tokens[unknown]
     backend = Tokenizer(
-        BPE(
-            vocab={token: index for index, token in enumerate(tokens)},
-            merges=merges,
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
-        )
+        _bpe(file, tokens, merges, unk_token=unknown_word, fuse_unk=True, byte_fallback=True)
     )
     spaces = normalizers.Replace(" ", _SPACE)
     restore = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]

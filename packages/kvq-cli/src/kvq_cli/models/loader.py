@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,9 +25,11 @@ from kvq_cli.models.gguf_config import hf_config
 from kvq_cli.models.gguf_file import read_gguf
 from kvq_cli.models.source import ModelSource
 
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
+
 
 class ModelLoadError(ConfigError):
-    """A model directory whose files do not make the model its config describes."""
+    """A directory whose files do not make the model that its config describes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,17 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
     Raises
     ------
     GgufError : a damaged file or one that is not converted
+    ModelLoadError : a config.json that transformers cannot read
     """
     if source.kind == "gguf":
         return hf_config(read_gguf(source.path))
-    config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, local_files_only=True)
-    if (source.path / "generation_config.json").is_file():
-        # instruction-tuned models end their turns with tokens that only this file knows
-        ends = GenerationConfig.from_pretrained(source.path, local_files_only=True).eos_token_id
-        if ends is not None:
-            config.get_text_config().eos_token_id = ends
+    with _explained(source.path):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(source.path, **_LOCAL)
+        if (source.path / "generation_config.json").is_file():
+            # instruction-tuned models end their turns with tokens that only this file knows
+            ends = GenerationConfig.from_pretrained(source.path, local_files_only=True).eos_token_id
+            if ends is not None:
+                config.get_text_config().eos_token_id = ends
     return config
 
 
@@ -77,13 +82,14 @@ def load(
     Parameters
     ----------
     dtype : of the weights and of what is computed with them
+    progress : called with a description, how much is done and how much there is
     cache_dir : of converted models; default the user's cache directory
 
     Raises
     ------
     UnsupportedModel : before any weights are read
-    ModelLoadError : weights are missing or do not fit the config
-    GgufError, OSError : as `convert`
+    ModelLoadError : files are missing, damaged or do not fit the config
+    GgufError, ConversionError : as `convert`
     """
     facts = geometry(read_config(source))
     directory = source.path
@@ -91,22 +97,36 @@ def load(
         directory = convert(source.path, cache_dir=cache_dir, progress=progress)
     if progress:
         progress(f"loading {source.name}", 0, 1)
-    with _quiet():
-        read: Any = AutoModelForCausalLM.from_pretrained
-        model, report = read(
-            directory, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-    lacking = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
-    if lacking:
-        raise ModelLoadError(
-            f"{directory}: {len(lacking)} weights are missing or of another shape than config.json "
-            f"says, {lacking[0]} among them; fetch the model again"
-        )
-    model.to(device).eval().requires_grad_(False)
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    with _explained(directory):
+        tokenizer = AutoTokenizer.from_pretrained(directory, **_LOCAL)
+        model = _weights(directory, dtype).to(device)
     if progress:
         progress(f"loading {source.name}", 1, 1)
     return LoadedModel(model=model, tokenizer=tokenizer, geometry=facts, name=source.name)
+
+
+def _weights(directory: Path, dtype: torch.dtype) -> Any:
+    read: Any = AutoModelForCausalLM.from_pretrained
+    with _quiet():
+        model, report = read(directory, dtype=dtype, output_loading_info=True, **_LOCAL)
+    lacking = sorted(report["missing_keys"])
+    if lacking:
+        raise ModelLoadError(
+            f"{directory}: {len(lacking)} weights are missing, {lacking[0]} among them; "
+            "fetch the model again"
+        )
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _explained(directory: Path) -> Iterator[None]:
+    """Name the directory in what transformers and safetensors complain of."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+        raise ModelLoadError(f"the model in {directory} cannot be loaded: {error}") from error
 
 
 @contextmanager
