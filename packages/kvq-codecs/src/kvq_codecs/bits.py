@@ -76,7 +76,8 @@ def unpack(xp: Any, packed: Array, bits: int) -> Array:
     """Bytes [..., m] → unsigned codes [..., 8 · m / bits]: what `pack` packed."""
     per_byte = 8 // bits
     codes = [(packed >> (i * bits)) & (2**bits - 1) for i in range(per_byte)]
-    return xp.reshape(xp.stack(codes, axis=-1), (*packed.shape[:-1], -1))
+    size = packed.shape[-1] * per_byte
+    return xp.reshape(xp.stack(codes, axis=-1), (*packed.shape[:-1], size))
 
 
 def as_bytes(array: Array) -> Array:

@@ -18,7 +18,7 @@ NAN = float("nan")
 
 def split(xp: Any, rows: Array, block: int) -> Array:
     """Rows [n, dim] → blocks [n, dim / block, block]."""
-    return xp.reshape(rows, (rows.shape[0], -1, block))
+    return xp.reshape(rows, (rows.shape[0], rows.shape[1] // block, block))
 
 
 def absmax(xp: Any, values: Array) -> tuple[Array, Array]:

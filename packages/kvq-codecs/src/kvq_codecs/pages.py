@@ -29,9 +29,9 @@ def index() -> str:
     return (
         "# Formats\n\n"
         f"{render([row for row in rows() if row.name in BUILT_IN])}\n"
-        "Bits per value count the scales, at head_dim 128; bytes are those of a stored row,\n"
-        "- where the format refuses it. Errors are in units of the rows' root mean square, on\n"
-        f"{NUM_ROWS} Gaussian rows of {DIM} values; ± is the standard error of the mean.\n\n"
+        "Bits per value count the scales, at head_dim 128; bytes are those of a stored row;\n"
+        "a dash marks what the format refuses. Errors are in units of the rows' root mean square,\n"
+        f"on {NUM_ROWS} Gaussian rows of {DIM} values; ± is the standard error of the mean.\n\n"
         f"{links}"
     )
 
