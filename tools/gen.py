@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvq_attention import support
+from kvq_cli import config
 from kvq_cli.commands import reference
 from kvq_codecs import pages, table
 
@@ -36,6 +37,7 @@ def generated() -> Iterator[tuple[Path, str]]:
         yield FORMATS / name, text
     yield ROOT / "docs" / "reference" / "cli.md", reference.markdown()
     yield ROOT / "docs" / "reference" / "support.md", support.markdown()
+    yield ROOT / "docs" / "reference" / "models.md", models_page()
     yield BENCHMARKS / "index.md", benchmarks_page()
 
 
@@ -46,6 +48,20 @@ def between_markers(path: Path, text: str) -> str:
     if not (begin and end):
         sys.exit(f"{path.relative_to(ROOT)} must hold the lines {BEGIN} and {END}")
     return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+
+
+def models_page() -> str:
+    """The families of models that are served."""
+    families = "".join(f"- `{family}`\n" for family in config.WINDOWS)
+    return f"""# Models
+
+`kvq serve` takes models whose `config.json` (or GGUF header) names one of these families as its
+`model_type`; a multimodal model is served as its text model.
+
+{families}
+Others are refused with the reason: encoder-decoder models, latent or sparse attention, layers that
+keep a state instead of a cache, and families that have not been proved to work.
+"""
 
 
 def benchmarks_page() -> str:
