@@ -56,7 +56,7 @@ def models_page() -> str:
     return f"""# Models
 
 `kvq serve` takes models whose `config.json` (or GGUF header) names one of these families as its
-`model_type`; a multimodal model is served as its text model.
+`model_type`:
 
 {families}
 Others are refused with the reason: encoder-decoder models, latent or sparse attention, layers that
