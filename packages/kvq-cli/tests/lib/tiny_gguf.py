@@ -8,10 +8,9 @@ from typing import Any
 import gguf
 import numpy as np
 
-LAYERS, WIDTH, HEADS, KV_HEADS, INNER = 7, 64, 4, 2, 96
+LAYERS, WIDTH, HEADS, KV_HEADS, INNER, NUM_WORDS = 7, 64, 4, 2, 96, 64
 # Values that transformers' own reader takes for granted, so that it can be compared with.
 DIMS = {"llama": 16, "qwen2": 16, "qwen3": 128, "phi3": 16, "gemma2": 256, "gemma3": 256}
-NUM_WORDS = {"phi3": 32064}
 OWN_FIELDS = {
     "gemma2": {"attention.sliding_window": 16},
     "gemma3": {"attention.sliding_window": 16},
@@ -60,11 +59,10 @@ def write(
             writer.add_float32(f"{architecture}.{key}", value)
         elif value is not None:
             writer.add_uint32(f"{architecture}.{key}", value)
-    words = NUM_WORDS.get(architecture, 64)
     writer.add_tokenizer_model("llama")
-    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(words - 3))])
-    writer.add_token_scores([-float(i) for i in range(words)])
-    writer.add_token_types([2, 3, 3, *[1] * (words - 3)])
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(NUM_WORDS - 3))])
+    writer.add_token_scores([-float(i) for i in range(NUM_WORDS)])
+    writer.add_token_types([2, 3, 3, *[1] * (NUM_WORDS - 3)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -100,12 +98,11 @@ def _shapes(architecture: str) -> dict[str, tuple[int, ...]]:
         block["attn_q_norm.weight"] = block["attn_k_norm.weight"] = (dim,)
     if gemma:
         block["post_attention_norm.weight"] = block["post_ffw_norm.weight"] = (WIDTH,)
-    words = NUM_WORDS.get(architecture, 64)
     ends: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (words, WIDTH),
+        "token_embd.weight": (NUM_WORDS, WIDTH),
         "output_norm.weight": (WIDTH,),
     }
     if not gemma:
-        ends["output.weight"] = (words, WIDTH)
+        ends["output.weight"] = (NUM_WORDS, WIDTH)
     layers = {f"blk.{i}.{name}": shape for i in range(LAYERS) for name, shape in block.items()}
     return ends | layers

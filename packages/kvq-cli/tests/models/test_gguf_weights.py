@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import numpy as np
 import pytest
 import tiny_gguf
 import torch
 from transformers import AutoModelForCausalLM
 
 from kvq_cli.models.convert import convert
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3")
-
-
-def read_by_transformers(file: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, local_files_only=True
-    )
+from kvq_cli.models.gguf_file import GgufError
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", tiny_gguf.DIMS)
 def test_weights_and_logits_equal_transformers_own_reader(architecture, tmp_path):
-
     file = tiny_gguf.write(tmp_path / "tiny.gguf", architecture)
     ours = AutoModelForCausalLM.from_pretrained(convert(file, cache_dir=tmp_path / "cache"))
-    theirs = read_by_transformers(file)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, dtype=torch.float32, pad_token_id=0
+    )
     expected = theirs.state_dict()
     assert ours.state_dict().keys() == expected.keys()
     for name, values in ours.state_dict().items():
@@ -33,3 +26,25 @@ def test_weights_and_logits_equal_transformers_own_reader(architecture, tmp_path
     tokens = torch.arange(48)[None]
     with torch.no_grad():
         assert torch.equal(ours(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"blk.3.attn_k.weight": None}, "lacks 1 tensors, model.layers.3.self_attn.k_proj"),
+        (
+            {"blk.0.attn_q.bias": np.zeros(64, np.float32)},
+            "has no place for, blk.0.attn_q.bias among them",
+        ),
+        (
+            {"blk.1.ffn_up.weight": np.zeros((8, 64), np.float32)},
+            r"blk.1.ffn_up.weight has shape \(8, 64\), \(96, 64\) is needed",
+        ),
+    ],
+)
+def test_tensors_that_do_not_make_the_model_are_refused(change, complaint, tmp_path):
+    values = tiny_gguf.tensors("llama") | change
+    kept = {name: data for name, data in values.items() if data is not None}
+    file = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", values=kept)
+    with pytest.raises(GgufError, match=complaint):
+        convert(file, cache_dir=tmp_path / "cache")
