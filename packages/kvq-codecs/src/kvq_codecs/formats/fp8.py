@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvq_codecs.bits import lookup
+from kvq_codecs.bits import lookup, product
 from kvq_codecs.blocks import divide, row_scale
 from kvq_codecs.minifloat import E4M3
 from kvq_codecs.spec import Plane, Spec
@@ -36,4 +36,4 @@ def encode(xp: Any, rows: Array) -> dict[str, Array]:
 
 
 def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:
-    return lookup(xp, CODE_VALUES, planes["codes"]) * planes["row_scale"]
+    return product(xp, lookup(xp, CODE_VALUES, planes["codes"]), planes["row_scale"])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvq_codecs.bits import lookup, pack, scalar, unpack
+from kvq_codecs.bits import lookup, pack, product, scalar, unpack
 from kvq_codecs.blocks import absmax, divide, row_scale, split
 from kvq_codecs.minifloat import E2M1, E4M3
 from kvq_codecs.spec import Plane, Spec
@@ -58,6 +58,6 @@ def encode(xp: Any, rows: Array) -> dict[str, Array]:
 
 
 def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:
-    step = lookup(xp, SCALE_VALUES, planes["block_scale"]) * planes["row_scale"]
+    step = product(xp, lookup(xp, SCALE_VALUES, planes["block_scale"]), planes["row_scale"])
     values = lookup(xp, CODE_VALUES, unpack(xp, planes["codes"], 4))
-    return xp.reshape(split(xp, values, BLOCK) * step[..., None], values.shape)
+    return xp.reshape(product(xp, split(xp, values, BLOCK), step[..., None]), values.shape)
