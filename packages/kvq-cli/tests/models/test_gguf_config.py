@@ -91,6 +91,13 @@ def test_what_cannot_be_converted_is_refused(architecture, fields, complaint, tm
         hf_config(read_gguf(path))
 
 
+def test_a_part_of_a_model_is_refused(tmp_path):
+    file = read_gguf(tiny_gguf.write(tmp_path / "tiny-00001-of-00003.gguf", "llama"))
+    file.metadata["split.count"] = 3
+    with pytest.raises(GgufError, match="one of 3 parts of a model; join them"):
+        hf_config(file)
+
+
 def test_other_architectures_are_refused_with_those_converted(tmp_path):
     path = tiny_gguf.write(tmp_path / "tiny.gguf", "mamba", values=tiny_gguf.tensors("llama"))
     with pytest.raises(GgufError, match="architecture 'mamba'; GGUF files of llama, qwen2, qwen3"):

@@ -8,8 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -110,14 +112,22 @@ def write_byte_level(path: Path, rule: str, merges: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module", params=["llama-bpe", "qwen2", "gpt-2"])
-def pair(request, tmp_path_factory):
-    """Our tokenizer and transformers' own of one file."""
+def words_file(request, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("words") / "words.gguf"
-    write_byte_level(path, request.param, ["Ġ a", "b c", "1 2", "12 3", "Ġ Ġ", "' s"])
-    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    return build_tokenizer(read_gguf(path)), theirs
+    return write_byte_level(path, request.param, ["Ġ a", "b c", "1 2", "12 3", "Ġ Ġ", "' s"])
 
 
+@pytest.fixture(scope="module")
+def pair(words_file):
+    """Our tokenizer and transformers' own of one file."""
+    theirs = AutoTokenizer.from_pretrained(words_file.parent, gguf_file=words_file.name)
+    return build_tokenizer(read_gguf(words_file)), theirs
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.24"),
+    reason="the reader compared with ignores the file's splitting rule before transformers 5.24",
+)
 @given(text=TEXTS)
 @settings(max_examples=200, deadline=None)
 def test_splitting_rules_equal_transformers(pair, text):
@@ -126,8 +136,8 @@ def test_splitting_rules_equal_transformers(pair, text):
     assert ours.decode(ours.encode(text)) == text
 
 
-def test_a_marker_is_one_token_that_decoding_can_skip(pair):
-    ours, _ = pair
+def test_a_marker_is_one_token_that_decoding_can_skip(words_file):
+    ours = build_tokenizer(read_gguf(words_file))
     ids = ours.encode(f"a{MARKER}bc")
     assert ids[1] == ours.eos_token_id and len(ids) == 3
     assert ours.decode(ids, skip_special_tokens=True) == "abc"

@@ -36,6 +36,12 @@ def hf_config(file: GgufFile) -> PreTrainedConfig:
             f"{', '.join(_ARCHITECTURES)} are converted. "
             "Use the model's safetensors directory instead"
         )
+    parts = file.metadata.get("split.count") or 1
+    if parts > 1:
+        raise GgufError(
+            f"{file.path.name} is one of {parts} parts of a model; "
+            "join them with llama.cpp's llama-gguf-split --merge"
+        )
     if file.field("expert_count"):
         raise GgufError(
             f"{file.path.name} holds a mixture of experts, which is not converted from GGUF; "
