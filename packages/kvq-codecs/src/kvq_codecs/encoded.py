@@ -10,7 +10,7 @@ from array_api_compat import array_namespace, device
 
 from kvq_codecs.bits import dtype_name, is_array
 from kvq_codecs.errors import PlaneError
-from kvq_codecs.spec import Spec
+from kvq_codecs.spec import Plane, Spec
 
 Array = Any  # NumPy, torch or CuPy: whatever the caller brought
 
@@ -32,40 +32,39 @@ class Encoded:
     planes: Mapping[str, Array]
 
     def __post_init__(self) -> None:
+        name, wanted = self.spec.name, [p.name for p in self.spec.planes]
         self.spec.check(self.dim)
-        wanted = [p.name for p in self.spec.planes]
         if sorted(self.planes) != sorted(wanted):
-            raise PlaneError(f"{self.spec.name}: planes must be {wanted}, got {list(self.planes)}")
-        lead, homes = None, set()
-        for p in self.spec.planes:
-            array = self.planes[p.name]
-            if not is_array(array):
+            raise PlaneError(f"{name}: planes must be {wanted}, got {list(self.planes)}")
+        for plane in self.spec.planes:
+            self._check_items(plane)
+        first = self.planes[wanted[0]]
+        for other in wanted[1:]:
+            array = self.planes[other]
+            if array.shape[:-1] != first.shape[:-1]:
                 raise PlaneError(
-                    f"{self.spec.name}: plane {p.name!r} must be a NumPy, torch or CuPy array, "
-                    f"got {type(array).__name__}"
+                    f"{name}: planes must share their leading shape; {other!r} has "
+                    f"{list(array.shape[:-1])}, {wanted[0]!r} has {list(first.shape[:-1])}"
                 )
-            shape, dtype = tuple(array.shape), dtype_name(array)
-            if dtype != p.dtype:
+            if _home(array) != _home(first):
                 raise PlaneError(
-                    f"{self.spec.name}: plane {p.name!r} must be {p.dtype}, got {dtype}"
+                    f"{name}: planes must be of one library on one device; "
+                    f"{other!r} is of {_home(array)}, {wanted[0]!r} of {_home(first)}"
                 )
-            items = p.row_items(self.dim)
-            if not shape or shape[-1] != items:
-                raise PlaneError(
-                    f"{self.spec.name}: plane {p.name!r} at head_dim {self.dim} must have shape "
-                    f"[..., {items}], got {list(shape)}"
-                )
-            if lead is not None and shape[:-1] != lead:
-                raise PlaneError(
-                    f"{self.spec.name}: planes must share their leading shape; {p.name!r} has "
-                    f"{list(shape[:-1])}, {wanted[0]!r} has {list(lead)}"
-                )
-            lead = shape[:-1]
-            homes.add(f"{array_namespace(array).__name__.split('.')[-1]} on {device(array)}")
-        if len(homes) > 1:
+
+    def _check_items(self, plane: Plane) -> None:
+        array, what = self.planes[plane.name], f"{self.spec.name}: plane {plane.name!r}"
+        if not is_array(array):
             raise PlaneError(
-                f"{self.spec.name}: planes must be of one library on one device, "
-                f"got {', '.join(sorted(homes))}"
+                f"{what} must be a NumPy, torch or CuPy array, got {type(array).__name__}"
+            )
+        if dtype_name(array) != plane.dtype:
+            raise PlaneError(f"{what} must be {plane.dtype}, got {dtype_name(array)}")
+        items = plane.row_items(self.dim)
+        if len(array.shape) == 0 or array.shape[-1] != items:
+            raise PlaneError(
+                f"{what} at head_dim {self.dim} must have shape [..., {items}], "
+                f"got {list(array.shape)}"
             )
 
     @property
@@ -82,3 +81,8 @@ class Encoded:
     def map(self, fn: Callable[[Array], Array]) -> Encoded:
         """The same rows with `fn` applied to each plane (index, gather, move)."""
         return Encoded(self.spec, self.dim, {n: fn(a) for n, a in self.planes.items()})
+
+
+def _home(array: Array) -> tuple[str, Any]:
+    """Library and device."""
+    return array_namespace(array).__name__.removeprefix("array_api_compat."), device(array)
