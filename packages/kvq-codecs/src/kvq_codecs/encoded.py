@@ -49,7 +49,7 @@ class Encoded:
             if _home(array) != _home(first):
                 raise PlaneError(
                     f"{name}: planes must be of one library on one device; "
-                    f"{other!r} is of {_home(array)}, {wanted[0]!r} of {_home(first)}"
+                    f"{other!r} is {_home(array)}, {wanted[0]!r} is {_home(first)}"
                 )
 
     def _check_items(self, plane: Plane) -> None:
@@ -83,6 +83,6 @@ class Encoded:
         return Encoded(self.spec, self.dim, {n: fn(a) for n, a in self.planes.items()})
 
 
-def _home(array: Array) -> tuple[str, Any]:
-    """Library and device."""
-    return array_namespace(array).__name__.removeprefix("array_api_compat."), device(array)
+def _home(array: Array) -> str:
+    library = array_namespace(array).__name__.removeprefix("array_api_compat.")
+    return f"{library} on {device(array)}"
