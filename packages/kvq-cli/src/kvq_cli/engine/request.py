@@ -1,0 +1,56 @@
+"""One conversation's claim on memory, and its answer so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from kvq_cli.engine.detokenize import Detokenizer
+from kvq_cli.engine.params import FinishReason, SamplingParams
+from kvq_pools import SequencePages
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request from submission to its last token.
+
+    Attributes
+    ----------
+    tokens : prompt, then what was generated
+    prompt_tokens : length of the prompt
+    max_total_tokens : generation ends at this length
+    num_computed : tokens whose K and V are in the cache: [0, num_computed)
+    prefill_until : tokens before this position are prefilled (attend to their own chunk
+        unquantized); those from it on are decoded one at a time. The scheduler sets it on
+        admission: the prompt's length, or all tokens so far when a preempted request returns.
+    pages : None while the request waits
+    generator : source of this request's draws; None when greedy
+    """
+
+    request_id: str
+    tokens: list[int]
+    params: SamplingParams
+    prompt_tokens: int
+    max_total_tokens: int
+    detokenizer: Detokenizer
+    generator: torch.Generator | None
+    num_computed: int = 0
+    prefill_until: int = 0
+    pages: SequencePages | None = None
+    finish_reason: FinishReason | None = field(default=None)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether its next step is a decode."""
+        return self.num_computed >= self.prefill_until
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_tokens
+
+    def step_tokens(self, count: int) -> Sequence[int]:
+        """The next `count` tokens to compute."""
+        return self.tokens[self.num_computed : self.num_computed + count]

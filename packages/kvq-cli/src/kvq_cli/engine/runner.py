@@ -1,0 +1,80 @@
+"""A schedule to logits: builds the flat tensors of a step and calls the model once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvq_attention import Batch, Table
+from kvq_cli.config import ModelGeometry
+from kvq_cli.engine.request import Request
+from kvq_cli.engine.scheduler import Schedule
+from kvq_cli.models.attention import StepContext
+from kvq_pools import Pool
+
+
+class ModelRunner:
+    """A transformers model over a pool."""
+
+    def __init__(self, model: Any, geometry: ModelGeometry, pool: Pool, *, backend: str) -> None:
+        self.model = model
+        self.geometry = geometry
+        self.pool = pool
+        self.backend = backend
+        self.device = next(model.parameters()).device
+
+    @torch.inference_mode()
+    def forward(self, step: Schedule) -> torch.Tensor:
+        """Logits [R, vocabulary] of each request's last computed token: decodes, then extends."""
+        decodes = [(request, 1) for request in step.decodes]
+        work = [*decodes, *step.extends]
+        tokens = [t for request, count in work for t in request.step_tokens(count)]
+        positions = np.concatenate(
+            [np.arange(r.num_computed, r.num_computed + count) for r, count in work]
+        )
+        last = np.cumsum([count for _, count in work]) - 1
+        context = StepContext(
+            pool=self.pool,
+            decode=self._batch(decodes),
+            extend=self._batch(step.extends),
+            windows=self.geometry.windows,
+            backend=self.backend,
+        )
+        output = self.model(
+            input_ids=self._tensor(np.asarray([tokens], np.int64)),
+            position_ids=self._tensor(positions[None].astype(np.int64)),
+            use_cache=False,
+            logits_to_keep=self._tensor(last.astype(np.int64)),
+            kvq_step=context,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _batch(self, work: Sequence[tuple[Request, int]]) -> Batch | None:
+        if not work:
+            return None
+        counts = [count for _, count in work]
+        ends = [request.num_computed + count for request, count in work]
+        return Batch(
+            query_offsets=self._tensor(np.cumsum([0, *counts]).astype(np.int32)),
+            seq_lens=self._tensor(np.asarray(ends, np.int32)),
+            tables={tier.name: self._table(tier.name, work) for tier in self.pool.plan.tiers},
+            page_tokens=self.pool.plan.page_tokens,
+        )
+
+    def _table(self, tier: str, work: Sequence[tuple[Request, int]]) -> Table:
+        sequences = [(r.pages, r.num_computed, r.num_computed + n) for r, n in work]
+        rows = [pages.tables[tier] for pages, _, _ in sequences if pages is not None]
+        table = np.full((len(rows), max(map(len, rows))), -1, np.int32)
+        for row, pages in zip(table, rows, strict=True):
+            row[: len(pages)] = pages
+        slots = [p.slots(tier, start, stop) for p, start, stop in sequences if p is not None]
+        return Table(
+            page_table=self._tensor(table), slot_mapping=self._tensor(np.concatenate(slots))
+        )
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)

@@ -1,0 +1,121 @@
+"""Who computes how many tokens in the next step. Order is arrival order, always."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from kvq_cli.engine.request import Request
+from kvq_pools import CacheSpace
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One step's work.
+
+    Attributes
+    ----------
+    decodes : requests that compute their newest token, one each
+    extends : (request, tokens of its prefill to compute)
+    """
+
+    decodes: list[Request] = field(default_factory=list)
+    extends: list[tuple[Request, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.extends)
+
+
+class Scheduler:
+    """Running requests, waiting requests, and the pages between them.
+
+    Every running request decodes in every step; prefills share `max_prefill_tokens` a step.
+    When pages run out the request that arrived last gives its pages back and is computed again
+    later: nobody who came earlier waits for somebody who came later, and nothing is lost.
+    """
+
+    def __init__(
+        self, space: CacheSpace, *, max_running_requests: int, max_prefill_tokens: int
+    ) -> None:
+        self.space = space
+        self.max_running_requests = max_running_requests
+        self.max_prefill_tokens = max_prefill_tokens
+        self.running: list[Request] = []  # in order of arrival
+        self.waiting: deque[Request] = deque()
+        self._preempted_in_step = False
+
+    def add(self, request: Request) -> None:
+        """Queue a request behind those that came before it."""
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request (finished or cancelled) and free its pages."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        if request.pages is not None:
+            request.pages.close()
+            request.pages = None
+
+    def schedule(self) -> Schedule:
+        """Plan a step; pages for its tokens are reserved on return."""
+        step = Schedule()
+        self._preempted_in_step = False
+        for request in list(self.running):
+            # an earlier request of this loop may have preempted this one
+            if request.pages is not None and request.decoding and self._reserve(request, 1):
+                step.decodes.append(request)
+        budget = self.max_prefill_tokens
+        for request in list(self.running):
+            if budget and request.pages is not None and not request.decoding:
+                budget -= self._extend(request, budget, step)
+        if self._preempted_in_step:
+            # a prefill may have taken the pages of a decode planned above
+            step.decodes[:] = [r for r in step.decodes if r.pages is not None]
+            return step
+        while budget and self._admit_next():
+            budget -= self._extend(self.running[-1], budget, step)
+        return step
+
+    def _admit_next(self) -> bool:
+        """Move the first waiting request to the running ones if its whole prefill has room."""
+        if not self.waiting or len(self.running) >= self.max_running_requests:
+            return False
+        request = self.waiting[0]
+        promised = sum(r.prefill_until - r.num_computed for r in self.running if not r.decoding)
+        if not self.space.can_open(len(request.tokens) + promised, self.max_prefill_tokens):
+            return False
+        request.pages = self.space.open()
+        request.num_computed = 0
+        request.prefill_until = len(request.tokens)
+        self.running.append(self.waiting.popleft())
+        return True
+
+    def _extend(self, request: Request, budget: int, step: Schedule) -> int:
+        count = min(budget, request.prefill_until - request.num_computed)
+        if not self._reserve(request, count):
+            return 0
+        step.extends.append((request, count))
+        return count
+
+    def _reserve(self, request: Request, count: int) -> bool:
+        """Pages for `count` more tokens, preempting those that came later; False = preempted."""
+        assert request.pages is not None
+        goal = request.num_computed + count
+        while not self.space.can_grow(request.pages, goal):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        request.pages.grow(goal)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        assert request.pages is not None
+        self._preempted_in_step = True
+        self.running.remove(request)
+        request.pages.close()
+        request.pages = None
+        request.num_computed = 0
+        self.waiting.appendleft(request)

@@ -1,0 +1,144 @@
+"""A random-weight model of a few thousand parameters, and an engine over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+
+from kvq_cli.compose import ServeOptions, make_plan
+from kvq_cli.config import geometry, parse_cache_dtype
+from kvq_cli.engine.engine import Engine
+from kvq_cli.engine.params import Delta, SamplingParams
+from kvq_cli.engine.runner import ModelRunner
+from kvq_cli.models import attention
+from kvq_pools import Pool
+
+VOCABULARY = 96
+
+
+class Letters:
+    """A tokenizer whose tokens are single characters."""
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        return "".join(chr(32 + t) for t in tokens)
+
+
+def llama(seed: int = 0) -> LlamaForCausalLM:
+    """Two full-attention layers, 4/2 heads × 32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def gemma(seed: int = 0) -> Gemma3ForCausalLM:
+    """Four layers, two of which slide a window of 24, 2/1 heads × 32."""
+    torch.manual_seed(seed)
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        initializer_range=0.3,
+        query_pre_attn_scalar=32,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=None,
+    )
+    return Gemma3ForCausalLM(config).eval()
+
+
+def make_engine(
+    model: Any,
+    *,
+    cache: str = "fp32",
+    num_pages: int = 64,
+    page_tokens: int = 4,
+    max_model_len: int | None = None,
+    max_running_requests: int = 8,
+    max_prefill_tokens: int = 16,
+    tokenizer: Any = None,
+) -> Engine:
+    """An engine over `model`, which it makes attend through kvq."""
+    attention.install(model)
+    shape = geometry(model.config)
+    options = ServeOptions(
+        "tiny",
+        page_tokens=page_tokens,
+        max_running_requests=max_running_requests,
+        max_prefill_tokens=max_prefill_tokens,
+    )
+    plan = make_plan(shape, parse_cache_dtype(cache), options)
+    device = next(model.parameters()).device
+    pool = Pool(
+        plan,
+        num_pages,
+        empty=lambda s, kind: torch.empty(s, dtype=getattr(torch, kind), device=device),
+    )
+    return Engine(
+        ModelRunner(model, shape, pool, backend="reference"),
+        tokenizer or Letters(),
+        max_model_len=max_model_len or min(shape.max_position, num_pages * page_tokens),
+        max_running_requests=max_running_requests,
+        max_prefill_tokens=max_prefill_tokens,
+    )
+
+
+def greedy(max_tokens: int, **options: Any) -> SamplingParams:
+    """Greedy parameters that run to the end."""
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **options)
+
+
+def run(
+    engine: Engine, requests: dict[str, tuple[Sequence[int], SamplingParams]]
+) -> dict[str, list[Delta]]:
+    """Add all requests, step to the end; deltas by request."""
+    for name, (prompt, params) in requests.items():
+        engine.add(name, prompt, params)
+    out: dict[str, list[Delta]] = {name: [] for name in requests}
+    while engine.has_work:
+        for name, delta in engine.step():
+            out[name].append(delta)
+        engine.space.check_integrity()
+    return out
+
+
+def tokens_of(deltas: Sequence[Delta]) -> list[int]:
+    """All generated tokens."""
+    return [t for d in deltas for t in d.token_ids]
+
+
+def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """transformers' own greedy generation."""
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return out[0, len(prompt) :].tolist()
