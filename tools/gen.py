@@ -71,20 +71,31 @@ def benchmarks_page() -> str:
     return "\n".join([BENCHMARKS_HEAD, *(sections or ["Nothing is recorded yet.\n"])])
 
 
+def cell(value: Any) -> str:
+    """A figure, a name, or figures by name."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {figure}" for key, figure in value.items())
+    return str(value)
+
+
 def section(name: str, record: dict[str, Any]) -> str:
-    """One record as text: what was measured, where, how, and the rows as a table."""
-    columns = list(dict.fromkeys(key for row in record["rows"] for key in row))
+    """One record as text: what was measured, how, where, and the rows as a table."""
+    rows = record["rows"]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
     versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
     lines = [
         f"## {record.get('title', name)}\n",
-        f"- {record['unit']}",
-        f"- machine: {record['hardware']}",
-        f"- command: `{record['command']}`",
-        f"- versions: {versions}",
-        f"- record: [{name}.json]({name}.json)\n",
+        f"- What: {record['what']}.",
+        f"- Machine: {record['hardware']}.",
+        f"- Command: `{record['command']}`.",
+        f"- Versions: {versions}.",
+        f"- Record: [{name}.json]({name}.json).\n",
         "| " + " | ".join(column.replace("_", " ") for column in columns) + " |",
         "|" + " --- |" * len(columns),
-        *("| " + " | ".join(str(row.get(c, "")) for c in columns) + " |" for row in record["rows"]),
+        *(
+            "| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |"
+            for row in record["rows"]
+        ),
     ]
     return "\n".join(lines) + "\n"
 
