@@ -1,0 +1,37 @@
+"""Attention that writes and reads quantized paged KV caches.
+
+`ops.store`, `ops.decode` and `ops.extend` are the operations; `Batch` and `Table` say which
+requests a call serves and where their tokens lie; `support.SUPPORT` says what works with what.
+"""
+
+from kvq_attention import ops, support
+from kvq_attention.batch import Batch, Request, Table
+from kvq_attention.errors import (
+    AttentionError,
+    BatchError,
+    DeviceError,
+    SlotError,
+    TensorError,
+    UnsupportedError,
+)
+from kvq_attention.scoring import Scoring
+from kvq_attention.support import SUPPORT
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SUPPORT",
+    "AttentionError",
+    "Batch",
+    "BatchError",
+    "DeviceError",
+    "Request",
+    "Scoring",
+    "SlotError",
+    "Table",
+    "TensorError",
+    "UnsupportedError",
+    "__version__",
+    "ops",
+    "support",
+]

@@ -1,0 +1,186 @@
+"""The operations: every tensor verified, a backend picked from SUPPORT, the backend called.
+
+Sizes: T tokens of the step, R requests, Hq query heads, Hkv key/value heads, D and Dv values a
+key and a value row, P pages, N tokens a page.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+
+from kvq_attention import support
+from kvq_attention.batch import Batch
+from kvq_attention.errors import TensorError
+from kvq_attention.scoring import Scoring
+from kvq_attention.verify import FLOATS, Sizes
+from kvq_codecs import Encoded
+
+
+class Backend(Protocol):
+    """What a backend's module offers; arguments are verified, `batch` values are not."""
+
+    def store(
+        self,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: Encoded,
+        v_cache: Encoded,
+        slot_mapping: torch.Tensor,
+    ) -> None: ...
+
+    def decode(
+        self,
+        q: torch.Tensor,
+        k_cache: Encoded,
+        v_cache: Encoded,
+        batch: Batch,
+        tier: str,
+        scoring: Scoring,
+    ) -> torch.Tensor: ...
+
+    def extend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        k_cache: Encoded,
+        v_cache: Encoded,
+        batch: Batch,
+        tier: str,
+        scoring: Scoring,
+    ) -> torch.Tensor: ...
+
+
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    slot_mapping: torch.Tensor,
+    *,
+    backend: str = support.AUTO,
+) -> None:
+    """Encode the step's K and V rows and write them into their slots.
+
+    Parameters
+    ----------
+    k, v : [T, Hkv, D] and [T, Hkv, Dv], any float dtype, each with strides of its own
+    k_cache, v_cache : planes [P, Hkv, N, items], written in place
+    slot_mapping : int64 [T], page · N + offset, each slot at most once; −1 = not stored
+
+    Raises `AttentionError` (of the kind that fits) before anything is written.
+    """
+    sizes = _caches(k_cache, v_cache)
+    sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
+    sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
+    sizes.tensor("slot_mapping", slot_mapping, ("T",), (torch.int64,))
+    chosen = _backend("store", backend, sizes, k_cache, v_cache, frozenset())
+    chosen.store(k, v, k_cache, v_cache, slot_mapping)
+
+
+def decode(
+    q: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    batch: Batch,
+    tier: str,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    backend: str = support.AUTO,
+) -> torch.Tensor:
+    """Attend over the cache alone: the step's own K and V are stored already and read packed.
+
+    Parameters
+    ----------
+    q : [T, Hq, D], any float dtype; a request's queries are its last tokens, causal among
+        themselves; query head h reads KV head h // (Hq / Hkv)
+    k_cache, v_cache : planes [P, Hkv, N, items]
+    batch, tier : the requests, and which of the batch's tables addresses these caches
+    scale, window, softcap, sinks : see `Scoring`
+
+    Returns [T, Hq, Dv] in q's dtype; rows that see nothing give 0.
+    """
+    sizes = _caches(k_cache, v_cache)
+    scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
+    chosen = _backend("decode", backend, sizes, k_cache, v_cache, scoring.features)
+    return chosen.decode(q, k_cache, v_cache, batch, tier, scoring)
+
+
+def extend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    batch: Batch,
+    tier: str,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    backend: str = support.AUTO,
+) -> torch.Tensor:
+    """Attend over the step's K and V as they came and over earlier tokens packed.
+
+    The step's own slots are not read: the caller stores k and v afterwards.
+
+    Parameters
+    ----------
+    k, v : [T, Hkv, D] and [T, Hkv, Dv], the step's rows, any float dtype and strides
+    others : as for `decode`
+
+    Returns [T, Hq, Dv] in q's dtype; rows that see nothing give 0.
+    """
+    sizes = _caches(k_cache, v_cache)
+    sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
+    sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
+    scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
+    chosen = _backend("extend", backend, sizes, k_cache, v_cache, scoring.features)
+    return chosen.extend(q, k, v, k_cache, v_cache, batch, tier, scoring)
+
+
+def _caches(k_cache: Encoded, v_cache: Encoded) -> Sizes:
+    sizes = Sizes()
+    sizes.cache("k_cache", k_cache, ("P", "Hkv", "N", "D"))
+    sizes.cache("v_cache", v_cache, ("P", "Hkv", "N", "Dv"))
+    return sizes
+
+
+def _attention(sizes: Sizes, q: torch.Tensor, batch: Batch, tier: str, scoring: Scoring) -> Scoring:
+    sizes.tensor("q", q, ("T", "Hq", "D"), FLOATS)
+    if sizes["Hq"] % sizes["Hkv"]:
+        raise TensorError(
+            f"q has {sizes['Hq']} heads, which is not a multiple of the caches' {sizes['Hkv']}"
+        )
+    if scoring.sinks is not None:
+        sizes.tensor("sinks", scoring.sinks, ("Hq",), FLOATS)
+    sizes.shape("slot_mapping", tuple(batch.table(tier).slot_mapping.shape), ("T",))
+    if batch.page_tokens != sizes["N"]:
+        raise TensorError(
+            f"the batch counts {batch.page_tokens} tokens a page, the caches have {sizes['N']}"
+        )
+    sizes.place("batch", batch.seq_lens)
+    return scoring
+
+
+def _backend(
+    op: str,
+    backend: str,
+    sizes: Sizes,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    features: frozenset[str],
+) -> Backend:
+    device = sizes.one_device().type
+    if op != "store" and sizes["Hq"] != sizes["Hkv"]:
+        features |= {"gqa"}
+    specs = k_cache.spec.name, v_cache.spec.name
+    need = support.Need(op, *specs, sizes["D"], sizes["Dv"], device, features)
+    return cast(Backend, import_module(support.BACKENDS[support.pick(backend, [need])]))

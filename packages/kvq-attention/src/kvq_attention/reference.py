@@ -1,0 +1,258 @@
+"""The reference backend: plain torch on any device, for every codec.
+
+Requests are attended to one after another, so a batch gives each the bits it gets alone. K and V
+of one request and layer are decoded at a time and freed on return. Lengths, tables and slots are
+read on the host, which synchronizes with a device.
+
+Scores are float32 (float64 for float64 queries). What a query does not see is left out of its
+sums, never multiplied by 0: a NaN or an infinity there changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+import kvq_codecs
+from kvq_attention.batch import Batch, Request
+from kvq_attention.errors import SlotError
+from kvq_attention.scoring import Scoring
+from kvq_codecs import Encoded
+
+# Scores are made for blocks of query rows that fit into this; the smallest block is one row.
+SCORE_BYTES = 64 << 20
+# A block also scores positions that only its last rows see, so long ones waste work.
+BLOCK_ROWS = 64
+
+
+@torch.no_grad()
+def store(
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write the step's rows: see `kvq_attention.ops.store`."""
+    if slot_mapping.numel() == 0:
+        return
+    num_pages, _, page_tokens = k_cache.lead
+    low, high = (int(edge) for edge in torch.aminmax(slot_mapping))
+    if low < -1 or high >= num_pages * page_tokens:
+        raise SlotError(
+            f"slot_mapping holds {low} … {high}; slots lie in [0, {num_pages * page_tokens}), "
+            f"{num_pages} pages of {page_tokens} tokens, and −1 means not stored"
+        )
+    if low < 0:
+        kept = slot_mapping >= 0
+        k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
+    page, offset = slot_mapping // page_tokens, slot_mapping % page_tokens
+    for rows, cache in ((k, k_cache), (v, v_cache)):
+        encoded = kvq_codecs.get(cache.spec.name).encode(rows)
+        for name, plane in cache.planes.items():
+            _movable(plane)[page, :, offset] = _movable(encoded.planes[name])
+
+
+@torch.no_grad()
+def decode(
+    q: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    batch: Batch,
+    tier: str,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Attend over the cache alone: see `kvq_attention.ops.decode`."""
+    stored = [
+        _Stored.locate(batch, tier, request, scoring, request.length, k_cache.lead[0])
+        for request in _live(batch)
+    ]
+    out = q.new_zeros(*q.shape[:2], v_cache.dim)
+    for past in stored:
+        rows = slice(past.request.start, past.request.stop)
+        out[rows] = _attend(q[rows], (past.read(k_cache, v_cache, q),), past.request, scoring)
+    return out
+
+
+@torch.no_grad()
+def extend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    batch: Batch,
+    tier: str,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Attend over the step's own rows and the cache: see `kvq_attention.ops.extend`."""
+    stored = [
+        _Stored.locate(batch, tier, request, scoring, request.first_position, k_cache.lead[0])
+        for request in _live(batch)
+    ]
+    out = q.new_zeros(*q.shape[:2], v_cache.dim)
+    for past in stored:
+        rows = slice(past.request.start, past.request.stop)
+        own = _Rows.fresh(k[rows], v[rows], past.request.first_position, q)
+        parts = past.read(k_cache, v_cache, q), own
+        out[rows] = _attend(q[rows], parts, past.request, scoring)
+        del parts  # before the next request's are decoded
+    return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Keys [Hkv, S, D] and values [Hkv, S, Dv] at positions [start, start + S)."""
+
+    start: int
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def fresh(cls, k: torch.Tensor, v: torch.Tensor, start: int, q: torch.Tensor) -> _Rows:
+        """Rows [S, Hkv, D] as the model made them."""
+        dtype = _score_dtype(q)
+        return cls(start, k.transpose(0, 1).to(dtype), v.transpose(0, 1).to(dtype))
+
+    def between(self, low: int, high: int) -> _Rows:
+        """Those at positions [low, high) that it has."""
+        size = self.keys.shape[1]
+        first = min(max(low - self.start, 0), size)
+        part = slice(first, max(first, min(high - self.start, size)))
+        return _Rows(self.start + first, self.keys[:, part], self.values[:, part])
+
+    def all_finite(self) -> bool:
+        """Whether no value is NaN or infinite (the keys do not matter: scores are selected)."""
+        if self.values.numel() == 0:
+            return True
+        low, high = torch.aminmax(self.values)
+        return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored:
+    """Positions [start, stop) of a request in the cache, and the pages that hold them."""
+
+    request: Request
+    start: int
+    stop: int
+    pages: torch.Tensor
+    page_tokens: int
+
+    @classmethod
+    def locate(
+        cls,
+        batch: Batch,
+        tier: str,
+        request: Request,
+        scoring: Scoring,
+        stop: int,
+        num_pages: int,
+    ) -> _Stored:
+        """What the request's queries see of the positions before `stop`."""
+        start = min(scoring.first_visible(request.first_position), stop)
+        pages = batch.pages(tier, request, start, stop, num_pages)
+        return cls(request, start, stop, pages, batch.page_tokens)
+
+    def read(self, k_cache: Encoded, v_cache: Encoded, q: torch.Tensor) -> _Rows:
+        """Decode them, for scores with q."""
+        return _Rows(self.start, self._decoded(k_cache, q), self._decoded(v_cache, q))
+
+    def _decoded(self, cache: Encoded, q: torch.Tensor) -> torch.Tensor:
+        packed = cache.map(lambda plane: _pages_by_head(plane, self.pages))
+        rows = kvq_codecs.get(cache.spec.name).decode(packed).flatten(1, 2)
+        skipped = self.start % self.page_tokens
+        kept: torch.Tensor = rows[:, skipped : skipped + self.stop - self.start]
+        return kept.to(_score_dtype(q))
+
+
+def _attend(
+    q: torch.Tensor, parts: tuple[_Rows, ...], request: Request, scoring: Scoring
+) -> torch.Tensor:
+    """One request: its queries [n, Hq, D] over adjoining parts → [n, Hq, Dv] in q's dtype."""
+    count, heads, _ = q.shape
+    out = q.new_empty(count, heads, parts[0].values.shape[-1])
+    row_bytes = heads * sum(part.keys.shape[1] for part in parts) * _score_dtype(q).itemsize
+    step = min(BLOCK_ROWS, max(1, SCORE_BYTES // row_bytes))
+    if count > 1 and not all(part.all_finite() for part in parts):
+        step = 1  # a row of its own sums over what it sees and nothing else
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        low = scoring.first_visible(request.first_position + start)
+        seen = [part.between(low, request.first_position + stop) for part in parts]
+        seen = [part for part in seen if part.keys.shape[1]]
+        out[start:stop] = _attend_block(
+            q[start:stop], seen, request.first_position + start, scoring
+        )
+    return out
+
+
+def _attend_block(
+    q: torch.Tensor, parts: list[_Rows], position: int, scoring: Scoring
+) -> torch.Tensor:
+    """Queries [n, Hq, D] at position, position + 1, … over parts → [n, Hq, Dv]."""
+    count, heads, dim = q.shape
+    kv_heads = parts[0].keys.shape[0]
+    group = heads // kv_heads
+    # [n, Hq, D] → [Hkv, group · n, D]: one product per KV head serves its whole group
+    grouped = q.to(_score_dtype(q)).reshape(count, kv_heads, group, dim).permute(1, 2, 0, 3)
+    grouped = (grouped * scoring.scale).reshape(kv_heads, group * count, dim)
+
+    products = [grouped @ part.keys.mT for part in parts]
+    scores = products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+    del products
+    if scoring.softcap is not None:
+        scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+    if count > 1:
+        hidden = _hidden(count, scores.shape[-1], parts[0].start, position, scoring, q.device)
+        scores.view(kv_heads, group, count, -1).masked_fill_(hidden, -torch.inf)
+
+    top = scores.amax(dim=-1, keepdim=True)
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.to(scores.dtype).reshape(kv_heads, group, 1)
+        sinks = sinks.expand(-1, -1, count).reshape(kv_heads, group * count, 1)
+        top = torch.maximum(top, sinks)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    if scoring.sinks is not None:
+        total += (sinks - top).exp_()
+
+    out = q.new_zeros(kv_heads, group * count, parts[0].values.shape[-1], dtype=scores.dtype)
+    column = 0
+    for part in parts:
+        size = part.keys.shape[1]
+        out += weights.narrow(-1, column, size) @ part.values
+        column += size
+    return (out / total).view(kv_heads, group, count, -1).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _hidden(
+    count: int, size: int, start: int, position: int, scoring: Scoring, device: torch.device
+) -> torch.Tensor:
+    """Which of the positions start … start + size − 1 each of `count` queries does not see."""
+    key = torch.arange(start, start + size, device=device)
+    query = torch.arange(position, position + count, device=device)[:, None]
+    hidden = key > query
+    if scoring.window is not None:
+        hidden |= key <= query - scoring.window
+    return hidden
+
+
+def _live(batch: Batch) -> list[Request]:
+    """The requests that ask something; padded ones (length 0) see nothing and get 0."""
+    return [r for r in batch.requests() if r.length > 0 and r.stop > r.start]
+
+
+def _score_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _movable(plane: torch.Tensor) -> torch.Tensor:
+    """The same bits in a dtype that torch can index: uint16 has no index_put."""
+    return plane.view(torch.int16) if plane.dtype == torch.uint16 else plane
+
+
+def _pages_by_head(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Plane [P, Hkv, N, items] → the pages named, in their order: [Hkv, n, N, items]."""
+    return _movable(plane).index_select(0, pages).view(plane.dtype).transpose(0, 1)

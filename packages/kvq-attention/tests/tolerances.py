@@ -1,0 +1,25 @@
+"""Every tolerance of this package's tests, and why it is not zero.
+
+Errors are ‖output − reference‖ / ‖reference‖ per (token, head), the reference being attention in
+float64 over the decoded cache: the codec's own error is not in them.
+"""
+
+import torch
+
+OUTPUT = {
+    # Scores and sums are float32; random values nearly cancel, so a mean of hundreds is small
+    # beside its terms. 1e-6 is usual here, the law for every kernel is 2e-3.
+    torch.float32: 2e-5,
+    # Rounding the output to 11 bits costs up to 4.9e-4; the law is 2e-3.
+    torch.float16: 2e-3,
+    # Rounding the output to 8 bits costs up to 1.95e-3; the law is 4e-3.
+    torch.bfloat16: 4e-3,
+    # Nothing but the order of float64 sums differs.
+    torch.float64: 1e-12,
+}
+
+# Two orders of summing the same float32 products (other cuts, other blocks).
+REORDERED = 2e-5
+
+# A wrong scale must move the output by far more than any kernel's error (2e-3).
+WRONG_SCALE_MIN = 0.1
