@@ -1,0 +1,50 @@
+"""Paged memory for quantized KV caches: what the bytes cost and where they live.
+
+>>> import kvq_codecs, kvq_pools
+>>> q8, q4 = kvq_codecs.get("q8_0").spec, kvq_codecs.get("q4_0").spec
+>>> plan = kvq_pools.mha(layers=range(30), kv_heads=3, head_dim=64, k=q8, v=q4, page_tokens=16)
+>>> plan.token_bytes
+9360.0
+>>> plan.pages_for(64 * 2**20)
+447
+>>> pool = kvq_pools.Pool(plan, num_pages=447)
+>>> pool.nbytes == plan.nbytes(447)
+True
+>>> sequence = kvq_pools.CacheSpace(plan, pool.num_pages).open()
+>>> sequence.grow(20)
+>>> sequence.slots("full", 14, 18)
+array([14, 15, 16, 17])
+>>> pool.view("v", layer=29).shape
+(448, 3, 16, 64)
+"""
+
+from kvq_pools.errors import IntegrityError, OutOfPages, PageError, PlanError
+from kvq_pools.families import hybrid_swa, mha
+from kvq_pools.pages import PageAllocator, pages_for_tokens, slots
+from kvq_pools.plan import PoolPlan, Slab, Tier
+from kvq_pools.pool import Pool
+from kvq_pools.sequences import CacheSpace, SequencePages
+from kvq_pools.window import first_visible, window_pages_per_request
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheSpace",
+    "IntegrityError",
+    "OutOfPages",
+    "PageAllocator",
+    "PageError",
+    "PlanError",
+    "Pool",
+    "PoolPlan",
+    "SequencePages",
+    "Slab",
+    "Tier",
+    "__version__",
+    "first_visible",
+    "hybrid_swa",
+    "mha",
+    "pages_for_tokens",
+    "slots",
+    "window_pages_per_request",
+]
