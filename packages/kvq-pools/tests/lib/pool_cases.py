@@ -1,4 +1,4 @@
-"""Prices that a table states, not our code, and a codec that no package knows."""
+"""Prices that a table states, not our code; a codec that no package knows; small plans."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 import kvq_codecs
 from kvq_codecs import Plane, Spec
+from kvq_pools import PoolPlan, hybrid_swa, mha
 
 PAGE_TOKENS = (1, 16, 32, 64, 128)
 HEAD_DIMS = (64, 80, 96, 128, 192, 256, 512, 576)
@@ -43,6 +44,43 @@ FIVE = Spec(
 def spec(name: str) -> Spec:
     """Layout by name, the invented one included."""
     return FIVE if name == "five" else kvq_codecs.get(name).spec
+
+
+def tiny_hybrid(window: int, page_tokens: int, window_pages: int) -> PoolPlan:
+    """Layer 0 sees all, layer 1 a window."""
+    s = spec("q8_0")
+    return hybrid_swa(
+        full_layers=(0,),
+        window_layers=(1,),
+        window=window,
+        kv_heads=1,
+        head_dim=32,
+        k=s,
+        v=s,
+        page_tokens=page_tokens,
+        window_pages=window_pages,
+    )
+
+
+def tiny_all_window(window: int, page_tokens: int) -> PoolPlan:
+    """One layer, which slides."""
+    s = spec("q8_0")
+    return hybrid_swa(
+        full_layers=(),
+        window_layers=(0,),
+        window=window,
+        kv_heads=1,
+        head_dim=32,
+        k=s,
+        v=s,
+        page_tokens=page_tokens,
+    )
+
+
+def tiny_full(page_tokens: int) -> PoolPlan:
+    """One layer, which sees all."""
+    s = spec("q8_0")
+    return mha(layers=(0,), kv_heads=1, head_dim=32, k=s, v=s, page_tokens=page_tokens)
 
 
 class Recorder:
