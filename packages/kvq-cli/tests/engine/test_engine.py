@@ -11,10 +11,11 @@ def prompt(length, seed=0):
     return [rng.randrange(1, VOCABULARY) for _ in range(length)]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("make", [llama, gemma])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
-def test_the_lossless_cache_gives_transformers_own_tokens(make, chunk):
-    model = make()
+def test_the_lossless_cache_gives_transformers_own_tokens(make, chunk, device):
+    model = make().to(device)
     prompts = {f"r{n}": prompt(n) for n in (1, 5, 23, 24, 25, 60)}
     want = {name: generate(model, p, 20) for name, p in prompts.items()}
     engine = make_engine(model, max_prefill_tokens=chunk, num_pages=256)
@@ -126,8 +127,9 @@ def test_a_seeded_request_draws_the_same_tokens_in_any_company():
 
 
 @pytest.mark.parametrize("cache", ["q8_0", "q4_0", "k=q8_0,v=q4_0", "fp8", "nvfp4"])
-def test_a_preempted_request_of_a_packed_cache_ends_with_all_its_tokens(cache):
-    engine = make_engine(gemma(), cache=cache, num_pages=30)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_preempted_request_of_a_packed_cache_ends_with_all_its_tokens(cache, device):
+    engine = make_engine(gemma().to(device), cache=cache, num_pages=30)
     got = run(engine, {f"r{n}": (prompt(20, n), greedy(40)) for n in range(6)})
     assert {len(tokens_of(d)) for d in got.values()} == {40}
 
