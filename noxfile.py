@@ -129,7 +129,7 @@ def build(session: nox.Session, package: str) -> None:
     session.run("python", "-m", "virtualenv", "--quiet", "--without-pip", str(clean))
     wheels = sorted(str(p) for p in dist.glob("*.whl"))
     python = str(clean / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
-    session.run("python", "-m", "pip", "--python", python, "install", *PINS, *wheels)
+    session.run("python", "-m", "pip", "--python", python, "install", "-q", *PINS, *wheels)
     nothing_else = ["--only", "numpy", "array-api-compat"] if package == "kvq-codecs" else []
     session.run(python, "-I", "tools/check_environment.py", *packages, *nothing_else, external=True)
 
