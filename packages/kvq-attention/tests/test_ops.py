@@ -10,8 +10,10 @@ import torch
 
 from kvq_attention import (
     AttentionError,
+    Batch,
     BatchError,
     DeviceError,
+    Table,
     TensorError,
     UnsupportedError,
     ops,
@@ -175,6 +177,20 @@ def test_f13_a_cache_on_another_device_is_refused(op: str, cache: str) -> None:
     moved = getattr(scene(), cache).map(lambda plane: plane.to("meta"))
     with pytest.raises(DeviceError, match=rf"{cache}\['codes'\], {cache}\['scale'\] on meta"):
         call(op, **{cache: moved})
+
+
+@pytest.mark.parametrize("op", ["decode", "extend"])
+def test_f13_a_batch_on_another_device_is_refused(op: str) -> None:
+    batch = scene().batch()
+    table = batch.tables[TIER]
+    moved = Batch(
+        batch.query_offsets.to("meta"),
+        batch.seq_lens.to("meta"),
+        {TIER: Table(table.page_table.to("meta"), table.slot_mapping.to("meta"))},
+        batch.page_tokens,
+    )
+    with pytest.raises(DeviceError, match="batch on meta"):
+        call(op, batch=moved)
 
 
 @pytest.mark.gpu

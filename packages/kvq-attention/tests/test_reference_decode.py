@@ -101,6 +101,9 @@ def test_decode_joins_sinks(device: str) -> None:
     sinks = torch.tensor([-30.0, 0.0, 1.5, 4.0, 0.25, 30.0], device=device)
     check(Geometry("q8_0", heads=6, queries=3), device, sinks=sinks)
     check(Geometry("q8_0", heads=6, queries=3), device, sinks=sinks.bfloat16(), window=7)
+    scene = build(Geometry("q8_0", heads=6, queries=3), device, stored_queries=True)
+    everything = decode(scene, sinks=torch.full((6,), 1e4, device=device))
+    assert torch.equal(everything, torch.zeros_like(everything))
 
 
 def test_decode_has_all_features_at_once() -> None:
@@ -168,9 +171,9 @@ def test_p049_a_scale_of_four_is_read_as_four(codec: str) -> None:
 
 
 @every_codec
-def test_p074_a_batch_gives_each_request_the_bits_it_gets_alone(codec: str) -> None:
+def test_p074_a_batch_gives_each_request_the_bits_it_gets_alone(codec: str, device: str) -> None:
     geometry = Geometry(codec, dim=dims_of(codec)[0], heads=6, queries=(1, 1, 3, 1, 7))
-    scene = build(geometry, stored_queries=True)
+    scene = build(geometry, device, stored_queries=True)
     together = decode(scene).split(geometry.counts)
     for r in range(len(geometry.lengths)):
         assert torch.equal(decode(scene, only=r), together[r])

@@ -101,6 +101,9 @@ def test_extend_joins_sinks(device: str) -> None:
     sinks = torch.tensor([-30.0, 0.0, 1.5, 4.0, 0.25, 30.0], device=device)
     check(geometry("q8_0", heads=6), device, sinks=sinks)
     check(geometry("q8_0", heads=6), device, sinks=sinks.bfloat16(), window=7)
+    scene = build(geometry("q8_0", heads=6), device, stored_queries=False)
+    everything = extend(scene, sinks=torch.full((6,), 1e4, device=device))
+    assert torch.equal(everything, torch.zeros_like(everything))
 
 
 def test_extend_has_all_features_at_once() -> None:
@@ -158,8 +161,8 @@ def test_a_lossless_cache_gives_the_same_at_every_cut() -> None:
 
 
 @every_codec
-def test_p074_a_batch_gives_each_request_the_bits_it_gets_alone(codec: str) -> None:
-    scene = build(geometry(codec, dim=dims_of(codec)[0], heads=6), stored_queries=False)
+def test_p074_a_batch_gives_each_request_the_bits_it_gets_alone(codec: str, device: str) -> None:
+    scene = build(geometry(codec, dim=dims_of(codec)[0], heads=6), device, stored_queries=False)
     together = extend(scene).split(QUERIES)
     for r in range(len(LENGTHS)):
         assert torch.equal(extend(scene, only=r), together[r])

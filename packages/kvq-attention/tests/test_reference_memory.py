@@ -95,8 +95,9 @@ def test_no_decoded_rows_outlive_a_layer(op: str, codec: str) -> None:
     assert many.live == 0
 
 
-def test_one_request_is_decoded_at_a_time() -> None:
-    alone, many = measure(scene_of(1024)), measure(scene_of(1024, requests=5))
+@pytest.mark.parametrize("op", ["decode", "extend"])
+def test_one_request_is_decoded_at_a_time(op: str) -> None:
+    alone, many = (measure(scene_of(1024, queries=4, requests=n), op=op) for n in (1, 5))
     more = many.peak - alone.peak
     assert more < decoded_bytes(1024) / 10, "pages and outputs of the others, no decoded rows"
 
@@ -119,11 +120,11 @@ def test_memory_does_not_grow_with_context_behind_a_window(op: str) -> None:
 
 
 def test_scores_fit_their_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = scene_of(2048, queries=64)
+    scene = scene_of(2048, queries=2 * reference.BLOCK_ROWS)
+    row = 4 * 2048 * 4  # scores of one query, all heads
     wide = measure(scene)
-    assert wide.largest == 4 * 64 * 2048 * 4, "64 rows of scores at once"
-    workspace = 4 * 10 * 2048 * 4
-    monkeypatch.setattr(reference, "SCORE_BYTES", workspace)
+    assert wide.largest == row * reference.BLOCK_ROWS
+    monkeypatch.setattr(reference, "SCORE_BYTES", 10 * row + 1)
     narrow = measure(scene)
     assert narrow.largest == decoded_bytes(2048) / 2 < wide.largest, "now it is the decoded K"
     assert narrow.peak < wide.peak

@@ -96,6 +96,9 @@ def test_a_backend_is_added_by_rows_and_a_module(third: list[str]) -> None:
     assert isinstance(out, torch.Tensor)
     with pytest.raises(UnsupportedError, match=r"third lacks decode with window; .*can: reference"):
         ops.decode(q, *scene.caches, batch, TIER, scale=scale, window=5, backend="third")
+    with pytest.raises(UnsupportedError, match=r"third lacks decode with gqa; .*can: reference"):
+        twice = torch.cat([q, q], dim=1)
+        ops.decode(twice, *scene.caches, batch, TIER, scale=scale, backend="third")
     assert len(third) == 6
 
 

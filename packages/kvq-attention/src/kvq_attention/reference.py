@@ -209,15 +209,12 @@ def _attend_block(
         scores.view(kv_heads, group, count, -1).masked_fill_(hidden, -torch.inf)
 
     top = scores.amax(dim=-1, keepdim=True)
-    if scoring.sinks is not None:
-        sinks = scoring.sinks.to(scores.dtype).reshape(kv_heads, group, 1)
-        sinks = sinks.expand(-1, -1, count).reshape(kv_heads, group * count, 1)
-        top = torch.maximum(top, sinks)
     weights = scores.sub_(top).exp_()
     total = weights.sum(dim=-1, keepdim=True)
     if scoring.sinks is not None:
-        total += (sinks - top).exp_()
-
+        sinks = scoring.sinks.to(scores.dtype).reshape(kv_heads, group, 1)
+        sinks = sinks.expand(-1, -1, count).reshape(kv_heads, group * count, 1)
+        total += (sinks - top).exp_()  # may be infinite: then nothing is left for the values
     out = q.new_zeros(kv_heads, group * count, parts[0].values.shape[-1], dtype=scores.dtype)
     column = 0
     for part in parts:
