@@ -83,19 +83,22 @@ def lookup(xp: Any, table: Any, indices: Array) -> Array:
 
 def pack(xp: Any, codes: Array, bits: int) -> Array:
     """Codes [..., n] of 1, 2 or 4 bits → bytes [..., n · bits / 8], the first code lowest."""
-    per_byte = 8 // bits
-    packed = codes[..., 0::per_byte]
-    for i in range(1, per_byte):
-        packed = packed | (codes[..., i::per_byte] << (i * bits))
+    packed = contiguous(codes)
+    while bits < 8:  # two neighbours of `bits` bits in a 16-bit word → one byte
+        pairs = packed.view(xp.int16)
+        packed = xp.astype((pairs | (pairs >> (8 - bits))) & (4**bits - 1), xp.uint8)
+        bits *= 2
     return packed
 
 
 def unpack(xp: Any, packed: Array, bits: int) -> Array:
     """Bytes [..., m] → unsigned codes [..., 8 · m / bits]: what `pack` packed."""
-    per_byte = 8 // bits
-    codes = [(packed >> (i * bits)) & (2**bits - 1) for i in range(per_byte)]
-    size = packed.shape[-1] * per_byte
-    return xp.reshape(xp.stack(codes, axis=-1), (*packed.shape[:-1], size))
+    codes, width = contiguous(packed), 8
+    while width > bits:  # one byte → its halves as two bytes of a 16-bit word
+        width //= 2
+        halves = xp.astype(codes, xp.int16)
+        codes = ((halves | (halves << (8 - width))) & (0x0101 * (2**width - 1))).view(xp.uint8)
+    return codes
 
 
 def as_bytes(array: Array) -> Array:
