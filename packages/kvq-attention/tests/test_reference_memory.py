@@ -130,5 +130,16 @@ def test_scores_fit_their_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     assert narrow.peak < wide.peak
 
 
+def test_joined_scores_fit_their_workspace_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = scene_of(2048, queries=40)
+    monkeypatch.setattr(reference, "SCORE_BYTES", 1)
+    least = measure(scene, op="extend").peak
+    row = 4 * 2048 * 4
+    for rows in (10, 30):
+        monkeypatch.setattr(reference, "SCORE_BYTES", rows * row)
+        grown = measure(scene, op="extend").peak - least
+        assert grown <= rows * row * 1.1, "scores, their copy, and small change"
+
+
 def test_the_workspace_is_at_most_64_mib() -> None:
     assert reference.SCORE_BYTES <= 64 * 2**20

@@ -174,6 +174,7 @@ def _attend(
     count, heads, _ = q.shape
     out = q.new_empty(count, heads, parts[0].values.shape[-1])
     row_bytes = heads * sum(part.keys.shape[1] for part in parts) * _score_dtype(q).itemsize
+    row_bytes *= len(parts)  # scores of several parts are copied to join them
     step = min(BLOCK_ROWS, max(1, SCORE_BYTES // row_bytes))
     if count > 1 and not all(part.all_finite() for part in parts):
         step = 1  # a row of its own sums over what it sees and nothing else
