@@ -55,8 +55,8 @@ def models_page() -> str:
     families = "".join(f"- `{family}`\n" for family in config.WINDOWS)
     return f"""# Models
 
-`kvq serve` takes models whose `config.json` (or GGUF header) names one of these families as its
-`model_type`:
+`kvq serve` takes models of these families, by the `model_type` of their `config.json`. A GGUF file
+of an architecture that is not converted is refused with those that are.
 
 {families}
 Others are refused with the reason: encoder-decoder models, latent or sparse attention, layers that
