@@ -7,6 +7,8 @@ import numpy as np
 
 from kvq_codecs import rotation
 
+from . import tolerances
+
 
 def test_each_group_is_multiplied_from_the_left_by_its_quaternion() -> None:
     values = np.random.default_rng(0).standard_normal((128, 3)).astype(np.float32)
@@ -19,7 +21,7 @@ def test_each_group_is_multiplied_from_the_left_by_its_quaternion() -> None:
             vector = w * np.array(bcd) + a * np.array(xyz) + np.cross(xyz, bcd)
             want = np.array([scalar, *vector])
             np.testing.assert_allclose(
-                got[4 * group : 4 * group + 4, block], want, rtol=0, atol=1e-5
+                got[4 * group : 4 * group + 4, block], want, rtol=0, atol=tolerances.ROTATED_ATOL
             )
 
 
@@ -27,7 +29,10 @@ def test_the_conjugate_undoes_the_rotation() -> None:
     values = np.random.default_rng(1).standard_normal((128, 5)).astype(np.float32)
     turned = rotation.hamilton(xp, rotation.QUATERNIONS, values)
     np.testing.assert_allclose(
-        rotation.hamilton(xp, rotation.CONJUGATES, turned), values, rtol=0, atol=1e-5
+        rotation.hamilton(xp, rotation.CONJUGATES, turned),
+        values,
+        rtol=0,
+        atol=tolerances.ROTATED_ATOL,
     )
 
 
