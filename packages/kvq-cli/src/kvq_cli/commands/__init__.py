@@ -1,0 +1,1 @@
+"""The commands of `kvq`: each parses, calls and prints."""

@@ -1,0 +1,46 @@
+"""What a command says: errors in one message on stderr, never a traceback for wrong input."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+P = ParamSpec("P")
+
+WRONG_INPUT = 2
+INTERRUPTED = 130
+
+
+def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
+    """A command whose refusals and interruption end it with a message and an exit code.
+
+    kvq's own ValueErrors are refusals written for the user. Any other exception is a defect and
+    keeps its traceback.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        except ValueError as error:
+            if not type(error).__module__.startswith("kvq_"):
+                raise
+            refuse(str(error))
+
+    return wrapped
+
+
+def refuse(message: str) -> None:
+    """End the program because of wrong input."""
+    from rich.console import Console
+    from rich.text import Text
+
+    text = Text.assemble(("error: ", "bold red"), message)
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+    raise typer.Exit(WRONG_INPUT)

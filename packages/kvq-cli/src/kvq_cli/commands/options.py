@@ -1,0 +1,128 @@
+"""The options of `kvq serve`: their names, units and help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+MODEL, CACHE, LIMITS, NETWORK = "Model", "Cache", "Requests", "Network"
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A directory with config.json and *.safetensors, a .gguf file, or 'demo' "
+        "(SmolLM2-135M-Instruct from its package). Nothing is downloaded.",
+        show_default=False,
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="PATH|demo",
+        help="The same as the argument MODEL.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|float32|bfloat16|float16",
+        help="Type of the weights and of what is computed with them. "
+        "auto: float32 on a CPU, the model's own on a GPU.",
+        rich_help_panel=MODEL,
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda",
+        help="Where the model and its cache live. auto: cuda if torch finds it, else cpu.",
+        rich_help_panel=MODEL,
+    ),
+]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The name that requests must give. Default: the directory's or file's name.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
+CacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        metavar="CODEC|k=CODEC,v=CODEC",
+        help="Format of cached keys and values; `kvq formats` lists the codecs.",
+        rich_help_panel=CACHE,
+    ),
+]
+NumTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Size of the cache, a multiple of --page-tokens. "
+        "Default: what the requests can use, within a share of the free memory.",
+        show_default=False,
+        rich_help_panel=CACHE,
+    ),
+]
+PageTokens = Annotated[
+    int, typer.Option(metavar="TOKENS", help="Tokens a page.", rich_help_panel=CACHE)
+]
+AttentionBackend = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|reference",
+        help="What computes attention over the cache. auto: the fastest that serves the model.",
+        rich_help_panel=CACHE,
+    ),
+]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="Longest request, prompt and answer together. Default: what the model was made for.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxRunningRequests = Annotated[
+    int,
+    typer.Option(
+        metavar="REQUESTS",
+        help="Most requests computed at the same time; others wait.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxPrefillTokens = Annotated[
+    int,
+    typer.Option(
+        metavar="TOKENS",
+        help="Most prompt tokens computed in one step: fewer keep other requests' answers flowing.",
+        rich_help_panel=LIMITS,
+    ),
+]
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Address to listen on; 0.0.0.0 is every one. There is no authentication.",
+        rich_help_panel=NETWORK,
+    ),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="TCP port to listen on; 0 is any free one, which is printed.",
+        rich_help_panel=NETWORK,
+    ),
+]

@@ -1,0 +1,45 @@
+"""The command line as a page of the documentation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+HEAD = """# Command line
+
+Written from the program itself by `nox -s gen`.
+"""
+EXIT_CODES = """
+## Exit codes
+
+| code | means |
+| --- | --- |
+| 0 | done; also a server that Ctrl-C ended |
+| 2 | wrong input: one message on standard error says what was given and what is allowed |
+| 130 | Ctrl-C before the server was up |
+"""
+
+
+def markdown() -> str:
+    """Every command with its arguments and options; the same text on every machine."""
+    from kvq_cli.main import app
+
+    root: Any = typer.main.get_command(app)
+    sections = [_section("kvq", root), *(_section(f"kvq {n}", c) for n, c in root.commands.items())]
+    return HEAD + "".join(sections) + EXIT_CODES
+
+
+def _section(name: str, command: Any) -> str:
+    rows = [_row(parameter) for parameter in command.params if not parameter.hidden]
+    table = ["| option | default | meaning |", "| --- | --- | --- |", *rows] if rows else []
+    return "\n".join([f"\n## {name}\n", f"{command.help}\n", *table, ""])
+
+
+def _row(parameter: Any) -> str:
+    is_argument = parameter.param_type_name == "argument"
+    value = "" if is_argument or not parameter.metavar else f" {parameter.metavar}"
+    names = [parameter.metavar] if is_argument else [f"{opt}{value}" for opt in parameter.opts]
+    default = "" if parameter.default in (None, False) else f"`{parameter.default}`"
+    cells = [", ".join(f"`{name}`" for name in names), default, parameter.help]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

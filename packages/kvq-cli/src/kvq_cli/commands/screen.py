@@ -1,0 +1,86 @@
+"""What `kvq serve` shows: progress while it loads, then the model, its cache and how to ask it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from kvq_cli import __version__
+
+if TYPE_CHECKING:
+    from kvq_cli.engine.async_engine import AsyncEngine, EngineSummary
+
+
+class Screen:
+    """Standard output."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+
+    def say(self, message: str) -> None:
+        """One line."""
+        self._console.print(Text(message), soft_wrap=True)
+
+    @contextmanager
+    def progress(self) -> Iterator[Callable[[str, int, int], None]]:
+        """A function that takes (description, done, total) and draws a bar for each description."""
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+        )
+        tasks: dict[str, TaskID] = {}
+        with Progress(*columns, console=self._console, transient=True) as bars:
+
+            def tell(description: str, done: int, total: int) -> None:
+                if description not in tasks:
+                    tasks[description] = bars.add_task(description)
+                bars.update(tasks[description], completed=done, total=total)
+
+            yield tell
+
+    def announce(self, engine: AsyncEngine, url: str) -> None:
+        """That the server is up: what it serves, its URL, and a command that asks it something."""
+        self._console.print(panel(engine.summary))
+        self.say(f"{url} (Ctrl-C stops it). Ask it something:")
+        self.say(curl(url, engine.model_name, chats=engine.tokenizer.chat_template is not None))
+
+
+def panel(summary: EngineSummary) -> Panel:
+    """What the engine serves and what its cache costs."""
+    token, bf16 = summary.bytes_per_token, summary.bf16_bytes_per_token
+    facts = [
+        ("model", summary.model_name),
+        ("cache", summary.cache_dtype),
+        ("token", f"{token:,.10g} bytes, {token / bf16:.1%} of bf16's {bf16:,.10g}"),
+        ("room", f"{summary.num_tokens:,} tokens in {summary.cache_bytes / 2**20:,.1f} MiB"),
+        ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
+        ("backend", summary.backend),
+        *(("note", note) for note in summary.notes),
+    ]
+    grid = Table.grid(padding=(0, 2))
+    for name, fact in facts:
+        grid.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(fact))
+    return Panel(grid, title=f"kvq {__version__}", expand=False)
+
+
+def curl(url: str, model: str, *, chats: bool) -> str:
+    """A shell command that asks the server something."""
+    if chats:
+        path = "/v1/chat/completions"
+        ask: dict[str, object] = {"messages": [{"role": "user", "content": "Name three rivers."}]}
+    else:
+        path = "/v1/completions"
+        ask = {"prompt": "The longest rivers of the world are"}
+    body = json.dumps({"model": model, **ask, "max_tokens": 64})
+    header = "Content-Type: application/json"
+    return f"curl {shlex.quote(url + path)} -H {shlex.quote(header)} -d {shlex.quote(body)}"

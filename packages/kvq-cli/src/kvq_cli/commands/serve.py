@@ -1,0 +1,56 @@
+"""`kvq serve`."""
+
+from __future__ import annotations
+
+import typer
+
+from kvq_cli.commands import options as o
+from kvq_cli.commands.messages import plain_errors
+from kvq_cli.server.address import bind, url
+
+
+@plain_errors
+def serve(
+    model: o.ModelArgument = None,
+    model_option: o.ModelOption = None,
+    dtype: o.Dtype = "auto",
+    device: o.Device = "auto",
+    served_model_name: o.ServedModelName = None,
+    kv_cache_dtype: o.CacheDtype = "q8_0",
+    num_tokens: o.NumTokens = None,
+    page_tokens: o.PageTokens = 16,
+    attention_backend: o.AttentionBackend = "auto",
+    max_model_len: o.MaxModelLen = None,
+    max_running_requests: o.MaxRunningRequests = 16,
+    max_prefill_tokens: o.MaxPrefillTokens = 512,
+    host: o.Host = "127.0.0.1",
+    port: o.Port = 1919,
+) -> None:
+    """Serve a model over HTTP as OpenAI's API does. Ctrl-C ends it."""
+    if (model is None) == (model_option is None):
+        raise typer.BadParameter("give one model, as argument or with --model", param_hint="MODEL")
+    listener = bind(host, port)  # first of all: a taken port is known before the model loads
+
+    from kvq_cli import compose
+    from kvq_cli.commands.screen import Screen
+    from kvq_cli.server import run
+
+    screen = Screen()
+    wanted = compose.ServeOptions(
+        model=model or model_option or "",
+        kv_cache_dtype=kv_cache_dtype,
+        dtype=dtype,
+        device=device,
+        num_tokens=num_tokens,
+        max_model_len=max_model_len,
+        page_tokens=page_tokens,
+        max_running_requests=max_running_requests,
+        max_prefill_tokens=max_prefill_tokens,
+        attention_backend=attention_backend,
+        served_model_name=served_model_name,
+    )
+    with listener:
+        with screen.progress() as progress:
+            engine = compose.build_engine(wanted, screen.say, progress)
+        run.serve(engine, listener, lambda: screen.announce(engine, url(host, listener)))
+    screen.say("stopped")

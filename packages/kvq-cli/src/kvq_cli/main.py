@@ -1,0 +1,43 @@
+"""`kvq`: the commands. What a command needs is imported when it runs, not here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvq_cli.commands.formats import formats
+from kvq_cli.commands.serve import serve
+from kvq_cli.commands.version import print_versions
+
+app = typer.Typer(
+    name="kvq",
+    help="Serve language models from quantized, paged key/value caches.",
+    epilog="Exit codes: 0 done (or a server ended by Ctrl-C), 2 wrong input, 130 interrupted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(serve)
+app.command()(formats)
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=print_versions,
+            is_eager=True,
+            help="Print the versions of the four kvq packages and exit.",
+        ),
+    ] = False,
+) -> None:
+    """Options of `kvq` itself."""
+
+
+def main() -> None:
+    """Run the command that the command line names."""
+    app()

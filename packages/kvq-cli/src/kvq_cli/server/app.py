@@ -1,0 +1,47 @@
+"""The application: one engine behind every route."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from kvq_cli import __version__
+from kvq_cli.server import chat, completions, errors, health, metrics, models
+from kvq_cli.server.latency import Latency
+from kvq_cli.server.prompts import encode
+
+if TYPE_CHECKING:
+    from kvq_cli.engine.async_engine import AsyncEngine
+
+
+def create_app(engine: AsyncEngine) -> FastAPI:
+    """An OpenAI-compatible application that starts and stops the engine with itself."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # a tokenizer settles its own state at its first call; later calls may come from threads
+        await encode(engine.tokenizer, "kvq", add_special_tokens=True)
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.stop()
+
+    registry = CollectorRegistry()
+    registry.register(metrics.EngineCollector(engine))
+    latency = Latency(registry)
+    # the pages that FastAPI would add load their scripts from elsewhere; /openapi.json stays
+    app = FastAPI(
+        title="kvq", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+    )
+    app.include_router(chat.routes(engine, latency))
+    app.include_router(completions.routes(engine, latency))
+    app.include_router(models.routes(engine))
+    app.include_router(health.routes(engine))
+    app.include_router(metrics.routes(registry))
+    errors.install(app)
+    return app

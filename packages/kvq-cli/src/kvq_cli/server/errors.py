@@ -1,0 +1,142 @@
+"""Every error as OpenAI's clients expect it: {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from kvq_cli.engine.params import EngineFailed, RequestRejected
+from kvq_cli.server.protocol import ErrorBody, ErrorDetail
+
+logger = logging.getLogger(__name__)
+
+# For the OpenAPI document: these answers have one shape on every route.
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "the request is wrong"},
+    404: {"model": ErrorBody, "description": "no such model"},
+    503: {"model": ErrorBody, "description": "the engine cannot serve"},
+}
+CLIENT_LEFT = 499
+MOST_QUOTED = 80  # characters
+
+
+class ApiError(Exception):
+    """A refusal with a status, ready to be sent."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON object that is sent."""
+        detail = ErrorDetail(
+            # what is quoted back may hold lone surrogates, which JSON's UTF-8 cannot
+            message=str(self).encode("utf-8", "backslashreplace").decode(),
+            type="invalid_request_error" if self.status < 500 else "server_error",
+            param=self.param and self.param.encode("utf-8", "backslashreplace").decode(),
+            code=self.code,
+        )
+        return ErrorBody(error=detail).model_dump()
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error to send for whatever was raised; what nobody foresaw is logged, not shown."""
+    match error:
+        case ApiError():
+            return error
+        case RequestRejected():
+            return ApiError(400, str(error))
+        case EngineFailed():
+            return ApiError(503, f"the engine cannot serve: {error}", code="engine_failed")
+        case _:
+            logger.error("a request failed", exc_info=error)
+            return ApiError(500, "internal error; the server's log has the details")
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every error in this shape."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return _answer(as_api_error(error))
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _answer(explain(error.errors(), request.headers.get("content-type")))
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return _answer(_http_error(app, request, error), error.headers)
+
+    async def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_LEFT)  # to nobody
+
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnect, left)
+    for kind in (ApiError, RequestRejected, EngineFailed, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def _answer(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse(error.body, error.status, dict(headers or {}))
+
+
+def _http_error(app: FastAPI, request: Request, error: HTTPException) -> ApiError:
+    path = request.url.path
+    if error.status_code == 404:
+        return ApiError(404, f"there is no {path}; there are {', '.join(app.openapi()['paths'])}")
+    if error.status_code == 405:
+        return ApiError(405, f"{path} does not answer {request.method}")
+    return ApiError(error.status_code, str(error.detail))
+
+
+def explain(errors: Sequence[Mapping[str, Any]], content_type: str | None) -> ApiError:
+    """The first of pydantic's errors in words, with the parameter that it concerns."""
+    error = errors[0]
+    context = error.get("ctx", {})
+    place = error["loc"][1:]  # without "body"
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {context['error']} at character {place[0]}")
+    if error["type"] == "invalid_parameter":
+        return _about(context["param"], error["msg"])
+    if error["type"] == "string_unicode" and not place:
+        return ApiError(400, "the name of a parameter must be Unicode text without lone surrogates")
+    if not place:
+        given = f" (Content-Type is {content_type})" if content_type else " (no Content-Type)"
+        return ApiError(
+            400, f"the body must be a JSON object, sent as Content-Type: application/json{given}"
+        )
+    param = place[0] + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place[1:])
+    match error["type"]:
+        case "extra_forbidden":
+            return ApiError(
+                400, f"unknown parameter: {param}", param=param, code="unknown_parameter"
+            )
+        case "missing":
+            return _about(param, "is required", "missing_required_parameter")
+        case "unsupported_parameter":
+            return _about(param, error["msg"], "unsupported_parameter")
+    message = error["msg"].replace("Input should", "must").replace("List should", "must")
+    return _about(param, message + _got(error.get("input")))
+
+
+def _got(value: Any) -> str:
+    """The value given, where it is short enough to help."""
+    shown = repr(value) if isinstance(value, int | float | str) else ""
+    return f", got {shown}" if 0 < len(shown) < MOST_QUOTED else ""
+
+
+def _about(param: str, message: str, code: str | None = None) -> ApiError:
+    return ApiError(400, f"{param} {message}", param=param, code=code)

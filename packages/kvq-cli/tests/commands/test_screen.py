@@ -1,0 +1,37 @@
+import json
+import shlex
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from scripted_engine import ScriptedEngine
+
+from kvq_cli.commands.screen import curl, panel
+
+
+def shown(**changes):
+    summary = SimpleNamespace(**{**vars(ScriptedEngine().summary), **changes})
+    console = Console(width=100, color_system=None)
+    with console.capture() as capture:
+        console.print(panel(summary))
+    return capture.get()
+
+
+def test_a_cache_larger_than_bf16s_says_so():
+    assert "46,080 bytes, 200.0% of bf16's 23,040" in shown(bytes_per_token=46080.0)
+
+
+def test_fractions_of_a_byte_are_not_rounded_away():
+    assert "1,152.25 bytes" in shown(bytes_per_token=1152.25)
+
+
+def test_names_with_brackets_are_no_markup():
+    assert "model [/red] x" in shown(model_name="model [/red] x")
+
+
+@pytest.mark.parametrize("name", ["plain", "it's", 'double "quoted"', "größe", "$HOME `x`"])
+def test_the_command_survives_any_name(name):
+
+    command = shlex.split(curl("http://[::1]:1919", name, chats=True))
+    assert command[1] == "http://[::1]:1919/v1/chat/completions"
+    assert json.loads(command[-1])["model"] == name

@@ -1,0 +1,201 @@
+"""`kvq serve` as a process, its engine scripted; tests/test_serve_e2e.py has real models."""
+
+import dataclasses
+import inspect
+import json
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import scripted_serve
+from http_server import client_of, wait_for
+
+from kvq_cli.commands.serve import serve
+
+PROGRAM = Path(scripted_serve.__file__)
+
+
+class Process:
+    """A `kvq serve`, and what it has said."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, PROGRAM, "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = ""
+        self.reader = threading.Thread(target=self.read)
+        self.reader.start()
+
+    def read(self) -> None:
+        for line in self.process.stdout:
+            self.said += line
+
+    def wait_for(self, words: str) -> None:
+        wait_for(lambda: words in self.said or self.process.poll() is not None, 30)
+        assert words in self.said
+
+    @property
+    def url(self) -> str:
+        self.wait_for("curl ")
+        return re.search(r"http://[^/\s]+", self.said).group()
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> int:
+        code = self.process.wait(20)
+        self.reader.join(5)
+        return code
+
+
+@pytest.fixture
+def start():
+    """Start processes that do not outlive the test."""
+    started = []
+
+    def start(*arguments):
+        started.append(Process(*arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.process.poll() is None:
+            process.process.kill()
+        process.end()
+        process.process.stdout.close()
+
+
+def test_it_says_what_it_serves_and_a_command_that_works(start):
+    process = start("demo")
+    url = process.url
+    for fact in ("it's a model", "k=q8_0,v=q4_0", "9,360 bytes", "40.6%", "23,040", "1,600 tokens"):
+        assert fact in process.said
+    assert "a note for the [user]" in process.said
+    command = next(line for line in process.said.splitlines() if line.startswith("curl "))
+    _, where, _, header, _, body = shlex.split(command)
+    assert where == f"{url}/v1/chat/completions"
+    headers = dict([header.split(": ")])
+    answer = httpx.post(where, content=body, headers=headers)
+    assert answer.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_the_command_can_be_pasted_into_a_shell(start):
+    process = start("untemplated")
+    assert process.url
+    command = next(line for line in process.said.splitlines() if line.startswith("curl "))
+    assert "/v1/completions" in command
+    answer = subprocess.run(command, shell=True, capture_output=True, check=True, timeout=30)
+    assert json.loads(answer.stdout)["choices"][0]["text"]
+
+
+def test_ctrl_c_ends_it_with_one_line_and_requests_with_an_error(start):
+    process = start("demo")
+    with client_of(process.url) as client:
+        client.models.list()  # leaves an idle connection open
+        stream = client.completions.create(
+            model="it's a model", prompt="a", max_tokens=900, stream=True
+        )
+        next(iter(stream))
+        process.process.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="stopping"):
+            list(stream)
+    assert process.end() == 0
+    after = process.said.partition("curl ")[2].splitlines()[1:]
+    assert after == ["stopped"]
+
+
+def test_ctrl_c_while_it_loads_ends_it_with_one_line(start):
+    process = start("endless")
+    process.wait_for("loading")
+    assert process.interrupt() == 130
+    assert process.said.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in process.said
+
+
+def test_a_taken_port_is_known_before_the_model_loads(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = start("demo", "--port", str(port))
+        assert process.end() == 2
+    assert process.said.startswith(f"error: cannot listen on 127.0.0.1 port {port}: ")
+    assert "--port" in process.said
+    assert len(process.said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
+def test_an_address_of_another_machine_is_refused(start, host):
+    process = start("demo", "--host", host)
+    assert process.end() == 2
+    assert host in process.said
+    assert "Traceback" not in process.said
+
+
+def test_what_cannot_be_served_is_one_message(start):
+    process = start("refused")
+    assert process.end() == 2
+    *_, last = process.said.splitlines()
+    assert last == "error: head_dim 64 of [this] model does not fit"
+    assert "Traceback" not in process.said
+
+
+def test_a_defect_keeps_its_traceback(start):
+    process = start("defective")
+    assert process.end() == 1
+    assert "Traceback" in process.said
+    assert "ValueError: a defect" in process.said
+
+
+@pytest.mark.parametrize("arguments", [(), ("demo", "--model", "demo")])
+def test_one_model_is_wanted(start, arguments):
+    process = start(*arguments)
+    assert process.end() == 2
+    assert "give one model" in process.said
+
+
+def test_every_option_reaches_the_engine(start):
+    wanted = {
+        "model": "some/where",
+        "kv_cache_dtype": "k=q8_0,v=q4_0",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "num_tokens": 4096,
+        "max_model_len": 2048,
+        "page_tokens": 32,
+        "max_running_requests": 3,
+        "max_prefill_tokens": 64,
+        "attention_backend": "reference",
+        "served_model_name": "name",
+    }
+    process = start(*(f"--{k.replace('_', '-')}={v}" for k, v in wanted.items()))
+    assert process.url
+    line = next(line for line in process.said.splitlines() if line.startswith("options "))
+    assert json.loads(line.removeprefix("options ")) == wanted
+    assert "name" in process.said.partition("curl")[2]
+
+
+def test_options_and_their_defaults_are_the_engines():
+    # compose needs torch, which `kvq --help` must not load: so the command repeats its defaults
+    from kvq_cli.compose import ServeOptions
+
+    engines = {f.name: f.default for f in dataclasses.fields(ServeOptions)}
+    commands = {
+        name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()
+    }
+    assert engines.keys() - commands.keys() == set()
+    assert {n: d for n, d in commands.items() if n in engines and n != "model"} == {
+        n: d for n, d in engines.items() if n != "model"
+    }

@@ -1,0 +1,47 @@
+"""An application served for real: uvicorn on a free port, in a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import uvicorn
+
+from kvq_cli.server.app import create_app
+
+
+@contextmanager
+def serving(engine: Any) -> Iterator[str]:
+    """The URL of a server over `engine`."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(create_app(engine), log_level="warning", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            wait_for(lambda: server.started)
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def client_of(url: str) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of a server; it never tries twice."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait until the condition holds; fail when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.005)

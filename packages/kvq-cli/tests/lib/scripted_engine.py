@@ -1,0 +1,182 @@
+"""An engine with the real one's interface whose answers are known: it counts.
+
+It answers a prompt of n tokens with the words `n:0 n:1 n:2 …`, one token each, and ends by itself
+after `words` of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+
+from kvq_cli.engine.params import Delta, EngineFailed, EngineStats, RequestRejected, SamplingParams
+
+VOCABULARY = 0x110000  # a token is a character
+BOS = 1
+FAILS = 2  # a prompt with this token makes its request raise EngineFailed after one word
+BREAKS = 3  # … and this one something that nobody foresaw
+PAGE_TOKENS = 16
+TOTAL_PAGES = 100
+MODEL = "scripted/model-1"
+
+
+class CharacterTokenizer:
+    """One token a character; its chat template wants turns to alternate, as many real ones do."""
+
+    def __init__(self, chat_template: str | None) -> None:
+        self.chat_template = chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool, verbose: bool) -> list[int]:
+        text.encode()  # a real tokenizer cannot take lone surrogates either
+        return [BOS] * add_special_tokens + [ord(c) for c in text]
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        assert not tokenize and add_generation_prompt
+        roles = [m["role"] for m in messages if m["role"] != "system"]
+        if any(a == b for a, b in pairwise(roles)):
+            raise RuntimeError("Conversation roles must alternate")
+        return "".join(f"{m['role']}>{m['content']}\n" for m in messages) + "assistant>"
+
+
+class ScriptedHandle:
+    def __init__(self, engine: ScriptedEngine, prompt: list[int], params: SamplingParams) -> None:
+        self.request_id = f"r{len(engine.submitted)}"
+        self.prompt, self.params = prompt, params
+        self.prompt_tokens = len(prompt)
+        self.completion_tokens = 0
+        self.cancelled = False
+        self._engine = engine
+        self._deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+        self._producer = asyncio.create_task(self._produce())
+
+    async def _produce(self) -> None:
+        engine = self._engine
+        limit = self.params.max_tokens or engine.max_model_len - self.prompt_tokens
+        for n in range(min(limit, engine.words)):
+            await asyncio.sleep(engine.pause)
+            if n == 1 and FAILS in self.prompt:
+                return self.finish(EngineFailed("scripted failure"))
+            if n == 1 and BREAKS in self.prompt:
+                return self.finish(ZeroDivisionError("scripted defect"))
+            self.completion_tokens += 1
+            last = n + 1 == min(limit, engine.words)
+            reason = ("stop" if limit >= engine.words else "length") if last else None
+            delta = Delta(f"{self.prompt_tokens}:{n} ", (n,), reason)
+            if last:
+                return self.finish(delta)
+            self._deltas.put_nowait(delta)
+
+    def finish(self, last: Delta | Exception) -> None:
+        if self in self._engine.live:
+            self._engine.live.remove(self)
+            self._engine.finished[getattr(last, "finish_reason", "abort")] += 1
+            self._deltas.put_nowait(last)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while True:
+            delta = await self._deltas.get()
+            if isinstance(delta, Exception):
+                raise delta
+            yield delta
+            if delta.finish_reason is not None:
+                return
+
+    def cancel(self) -> None:
+        if self in self._engine.live:
+            self.cancelled = True
+            self._producer.cancel()
+            self.finish(Delta("", (), "abort"))
+
+
+class ScriptedEngine:
+    def __init__(
+        self,
+        *,
+        words: int = 5,
+        pause: float = 0.0,
+        max_model_len: int = 1000,
+        chat_template: str | None = "{{ messages }}",
+        model_name: str = MODEL,
+    ) -> None:
+        self.words, self.pause = words, pause
+        self.model_name, self.max_model_len = model_name, max_model_len
+        self.tokenizer = CharacterTokenizer(chat_template)
+        self.summary = SimpleNamespace(
+            model_name=model_name,
+            cache_dtype="k=q8_0,v=q4_0",
+            bytes_per_token=9360.0,
+            bf16_bytes_per_token=23040.0,
+            num_tokens=TOTAL_PAGES * PAGE_TOKENS,
+            max_model_len=max_model_len,
+            cache_bytes=9360 * PAGE_TOKENS * TOTAL_PAGES,
+            backend="scripted attention",
+            notes=("a note for the [user]",),
+        )
+        self.failure: str | None = None
+        self.running = False
+        self.submitted: list[ScriptedHandle] = []
+        self.live: list[ScriptedHandle] = []
+        self.finished: Counter[str] = Counter()
+
+    @property
+    def healthy(self) -> bool:
+        return self.running and self.failure is None
+
+    def start(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.running = True
+
+    async def stop(self) -> None:
+        self.running = False
+        for handle in list(self.live):
+            handle.cancel()
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> ScriptedHandle:
+        assert asyncio.get_running_loop() is self.loop
+        if not self.healthy:
+            raise EngineFailed(self.failure or "not running")
+        if not prompt:
+            raise RequestRejected("the prompt is empty; give at least one token")
+        if bad := [t for t in prompt if not 0 <= t < VOCABULARY]:
+            raise RequestRejected(f"token id {bad[0]} is outside the vocabulary of {VOCABULARY}")
+        if len(prompt) + (params.max_tokens or 1) > self.max_model_len:
+            raise RequestRejected(
+                f"{len(prompt)} prompt tokens and {params.max_tokens} to generate exceed the "
+                f"context of {self.max_model_len} tokens"
+            )
+        handle = ScriptedHandle(self, list(prompt), params)
+        self.submitted.append(handle)
+        self.live.append(handle)
+        return handle
+
+    def fail(self, message: str) -> None:
+        """The worker dies; may be called from any thread."""
+
+        def die() -> None:
+            self.failure = message
+            for handle in list(self.live):
+                handle._producer.cancel()
+                handle.finish(EngineFailed(message))
+
+        # a loop that is gone has nobody left to tell
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(die)
+
+    def stats(self) -> EngineStats:
+        used = sum(-(-(h.prompt_tokens + h.completion_tokens) // PAGE_TOKENS) for h in self.live)
+        return EngineStats(
+            running=len(self.live),
+            waiting=0,
+            pages_total={"full": TOTAL_PAGES, "window": 7},
+            pages_free={"full": TOTAL_PAGES - used, "window": 7},
+            prompt_tokens_total=sum(h.prompt_tokens for h in self.submitted),
+            generation_tokens_total=sum(h.completion_tokens for h in self.submitted),
+            requests_finished_total=dict(self.finished),
+            steps_total=3,
+        )
