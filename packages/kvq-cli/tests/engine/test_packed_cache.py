@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 import torch
+from engine_tolerances import LOGITS_FLOAT64
 from tiny_models import gemma, greedy, llama, make_engine
-from tolerances import LOGITS_FLOAT64
 from transformers import DynamicCache
 
 import kvq_codecs
