@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import plots
 from kvq_attention import support
 from kvq_cli import config
 from kvq_cli.commands import reference
@@ -39,6 +40,8 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "reference" / "support.md", support.markdown()
     yield ROOT / "docs" / "reference" / "models.md", models_page()
     yield BENCHMARKS / "index.md", benchmarks_page()
+    for name, record in records().items():
+        yield BENCHMARKS / f"{name}.svg", plots.bar_chart(record)
 
 
 def between_markers(path: Path, text: str) -> str:
@@ -66,9 +69,13 @@ keep a state instead of a cache, and families that have not been proved to work.
 
 def benchmarks_page() -> str:
     """One section per record in docs/benchmarks, each with its machine and its command."""
-    records = {p.stem: json.loads(p.read_text()) for p in sorted(BENCHMARKS.glob("*.json"))}
-    sections = [section(name, record) for name, record in records.items()]
+    sections = [section(name, record) for name, record in records().items()]
     return "\n".join([BENCHMARKS_HEAD, *(sections or ["Nothing is recorded yet.\n"])])
+
+
+def records() -> dict[str, Any]:
+    """Every benchmark record by name."""
+    return {p.stem: json.loads(p.read_text()) for p in sorted(BENCHMARKS.glob("*.json"))}
 
 
 def cell(value: Any) -> str:
@@ -84,12 +91,13 @@ def section(name: str, record: dict[str, Any]) -> str:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
     lines = [
-        f"## {record.get('title', name)}\n",
+        f"## {record['title']}\n",
         f"- What: {record['what']}.",
         f"- Machine: {record['hardware']}.",
         f"- Command: `{record['command']}`.",
         f"- Versions: {versions}.",
         f"- Record: [{name}.json]({name}.json).\n",
+        f"![{record['title']}]({name}.svg)\n",
         "| " + " | ".join(column.replace("_", " ") for column in columns) + " |",
         "|" + " --- |" * len(columns),
         *(

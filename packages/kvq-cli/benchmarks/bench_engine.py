@@ -93,6 +93,13 @@ def main() -> None:
         packages = ("torch", "transformers", "kvq-codecs", "kvq-pools", "kvq-attention", "kvq-cli")
         machine = platform.processor() or platform.machine()
         record = {
+            "title": f"Engine on {engine.runner.device}, {options.model}",
+            "what": "generated tokens a second, prefill included, median; transformers' own "
+            "generate in turns with the engine, on the same model and prompts",
+            "plot": {
+                "label": "{cache}, batch {batch}",
+                "values": ["kvq_tokens_per_s", "transformers_tokens_per_s"],
+            },
             "hardware": f"{machine}, {torch.get_num_threads()} threads",
             "versions": {name: version(name) for name in packages},
             "command": f"bench_engine.py {args.model} --prompt {args.prompt} --new {args.new}",

@@ -135,6 +135,7 @@ def main() -> None:
             "threads is 1, else by the wall clock; peak_over_rows is the "
             "largest growth of resident memory over an encode and a decode, outputs included, "
             "in units of the float32 rows",
+            "plot": {"label": "{library} {codec}", "values": ["encode", "decode"]},
             "command": "python packages/kvq-codecs/benchmarks/bench_codecs.py "
             f"--rows {options.rows} --dim {options.dim} --repeat {options.repeat} "
             f"--torch-threads {options.torch_threads} --libraries {' '.join(libraries)}",
