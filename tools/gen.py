@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import plots
+
 from kvq_attention import support
 from kvq_cli import config
 from kvq_cli.commands import reference

@@ -103,7 +103,6 @@ def main() -> None:
             "hardware": f"{machine}, {torch.get_num_threads()} threads",
             "versions": {name: version(name) for name in packages},
             "command": f"bench_engine.py {args.model} --prompt {args.prompt} --new {args.new}",
-            "what": "generated tokens per second, prefill included, median",
             "rows": rows,
         }
         with open(args.json, "w") as file:
