@@ -29,12 +29,24 @@ def engine_over(loaded, chunk, **options):
     )
 
 
-@pytest.mark.parametrize("chunk", [16, 17, 512])
-def test_a_batch_of_all_lengths_chunked(real, chunk):
+def check_batch(real, chunk, lengths):
     loaded, prompts, want = real
-    engine = engine_over(loaded, chunk)
-    got = run(engine, {str(n): (p, greedy(NEW_TOKENS)) for n, p in prompts.items()})
-    assert {int(n): tokens_of(deltas) for n, deltas in got.items()} == want
+    requests = {str(n): (prompts[n], greedy(NEW_TOKENS)) for n in lengths}
+    got = run(engine_over(loaded, chunk), requests)
+    assert {int(n): tokens_of(d) for n, d in got.items()} == {n: want[n] for n in lengths}
+
+
+@pytest.mark.parametrize("chunk", [17, 512])
+def test_a_batch_of_all_lengths_chunked(real, chunk):
+    check_batch(real, chunk, LENGTHS)
+
+
+def test_chunks_of_a_page(real):
+    check_batch(real, 16, [n for n in LENGTHS if n <= 700])
+
+
+def test_chunks_of_one_token_past_the_window(real):
+    check_batch(real, 1, (5, 17, 513))
 
 
 def test_each_length_alone(real):
@@ -42,10 +54,3 @@ def test_each_length_alone(real):
     for n, p in prompts.items():
         got = run(engine_over(loaded, 2048), {"r": (p, greedy(NEW_TOKENS))})
         assert tokens_of(got["r"]) == want[n], n
-
-
-def test_chunks_of_one_token(real):
-    loaded, prompts, want = real
-    some = {n: prompts[n] for n in (5, 17, 700)}
-    got = run(engine_over(loaded, 1), {str(n): (p, greedy(NEW_TOKENS)) for n, p in some.items()})
-    assert {int(n): tokens_of(d) for n, d in got.items()} == {n: want[n] for n in some}
