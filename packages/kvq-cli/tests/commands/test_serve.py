@@ -118,6 +118,15 @@ def test_ctrl_c_ends_it_with_one_line_and_requests_with_an_error(start):
     assert after == ["stopped"]
 
 
+def test_a_second_ctrl_c_waits_for_nothing(start):
+    process = start("stubborn")
+    assert process.url
+    process.process.send_signal(signal.SIGINT)
+    process.wait_for("stopping")
+    assert process.interrupt() == -signal.SIGINT
+    assert "Traceback" not in process.said
+
+
 def test_ctrl_c_while_it_loads_ends_it_with_one_line(start):
     process = start("endless")
     process.wait_for("loading")

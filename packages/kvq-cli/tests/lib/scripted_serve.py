@@ -1,11 +1,12 @@
 """`kvq` with an engine that is scripted: run as a program, it takes kvq's command line.
 
 The model's name says what its loading does: `refused`, `defective`, `endless`, or it succeeds
-(`untemplated`: with a model that cannot chat).
+(`untemplated`: with a model that cannot chat; `stubborn`: with an engine in a step without end).
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -16,6 +17,12 @@ from scripted_engine import ScriptedEngine
 
 from kvq_cli.config import ConfigError
 from kvq_cli.main import main
+
+
+class StubbornEngine(ScriptedEngine):
+    async def stop(self) -> None:
+        print("stopping", flush=True)
+        await asyncio.to_thread(time.sleep, 60)
 
 
 def build_engine(options: SimpleNamespace, report: Any, progress: Any) -> ScriptedEngine:
@@ -29,7 +36,8 @@ def build_engine(options: SimpleNamespace, report: Any, progress: Any) -> Script
         case "endless":
             report("loading")
             time.sleep(60)
-    return ScriptedEngine(
+    make = StubbornEngine if options.model == "stubborn" else ScriptedEngine
+    return make(
         words=10_000,
         pause=0.01,
         model_name=options.served_model_name or "it's a model",

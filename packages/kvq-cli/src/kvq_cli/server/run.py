@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -21,8 +23,8 @@ LINGER_SECONDS = 5
 def serve(engine: AsyncEngine, listener: socket.socket, ready: Callable[[], None]) -> None:
     """Serve on a bound socket until SIGINT (returns) or SIGTERM (ends the process).
 
-    Requests in flight end with an error that says so. `ready` is called once connections are
-    accepted.
+    Requests in flight end with an error that says so, once the engine's current step is done; a
+    second signal does not wait for that. `ready` is called once connections are accepted.
     """
     config = uvicorn.Config(
         create_app(engine),
@@ -45,6 +47,12 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._engine = engine
         self._ready = ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            signal.signal(sig, signal.SIG_DFL)
+            signal.raise_signal(sig)
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
