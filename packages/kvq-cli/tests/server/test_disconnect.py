@@ -1,3 +1,5 @@
+import asyncio
+import json
 import socket
 import threading
 
@@ -6,6 +8,8 @@ import openai
 import pytest
 from http_server import wait_for
 from scripted_engine import BREAKS, FAILS, MODEL
+
+from kvq_cli.server.app import create_app
 
 
 @pytest.fixture
@@ -32,6 +36,43 @@ def test_leaving_a_stream_that_is_silent_cancels_it(client, engine):
     wait_for(lambda: len(engine.live) == 1)
     stream.close()
     wait_for(lambda: not engine.live, 2)
+
+
+@pytest.mark.parametrize("version", ["2.0", "2.3", "2.4", "2.5"])
+def test_leaving_a_stream_is_noticed_whatever_the_server_promises(engine, version):
+    # servers differ: some raise when they send to nobody, this one does not
+    body = json.dumps({"model": MODEL, "prompt": "a", "stream": True, "max_tokens": 900}).encode()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": version},
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+
+    async def run():
+        sent, left = [], asyncio.Event()
+        messages = iter([{"type": "http.request", "body": body}])
+
+        async def receive():
+            for message in messages:
+                return message
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+            if len(sent) == 3:
+                left.set()
+
+        app = create_app(engine)
+        async with app.router.lifespan_context(app), asyncio.timeout(5):
+            await app(scope, receive, send)
+            assert engine.submitted[0].cancelled
+            assert len(sent) < 10
+
+    asyncio.run(run())
 
 
 def test_leaving_a_plain_request_cancels_all_its_choices(url, engine):

@@ -34,7 +34,7 @@ def routes(engine: AsyncEngine, latency: Latency) -> APIRouter:
         id = f"chatcmpl-{generation.id}"
         if body.stream:
             return _stream(generation, id, include_usage=body.include_usage)
-        [(text, reason)] = await while_connected(request, generation.collect())
+        [(text, reason)] = await while_connected(request.receive, generation.collect())
         return ChatCompletion(
             id=id,
             created=generation.created,

@@ -32,7 +32,7 @@ def routes(engine: AsyncEngine, latency: Latency) -> APIRouter:
         id = f"cmpl-{generation.id}"
         if body.stream:
             return _stream(generation, id, include_usage=body.include_usage)
-        texts = await while_connected(request, generation.collect())
+        texts = await while_connected(request.receive, generation.collect())
         return Completion(
             id=id,
             created=generation.created,

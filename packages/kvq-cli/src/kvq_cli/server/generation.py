@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import Request
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from kvq_cli.engine.params import EngineFailed, RequestRejected, SamplingParams
 from kvq_cli.server.errors import ApiError
@@ -132,10 +132,13 @@ class Generation:
         return [("".join(text), reasons[index]) for index, text in enumerate(texts)]
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves (`ClientDisconnect`)."""
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves (`ClientDisconnect`).
+
+    `receive`: of a request whose body has been read.
+    """
     answer = asyncio.create_task(work)
-    departure = asyncio.create_task(_departure(request))
+    departure = asyncio.create_task(_departure(receive))
     try:
         await asyncio.wait({answer, departure}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
@@ -147,6 +150,6 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(answer, departure, return_exceptions=True)
 
 
-async def _departure(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _departure(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from kvq_cli.server.errors import as_api_error
-from kvq_cli.server.generation import Generation
+from kvq_cli.server.generation import Generation, while_connected
 
 Json = Mapping[str, Any]
 
@@ -27,8 +29,11 @@ class EventStream(StreamingResponse):
         self._generation = generation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette's own way notices a client that left only when it writes, or not at all: that
+        # depends on the versions of the server and of its protocol
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect, OSError):
+                await while_connected(receive, self.stream_response(send))
         finally:
             self._generation.cancel()
 
