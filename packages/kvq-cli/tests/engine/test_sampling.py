@@ -68,6 +68,11 @@ def test_without_a_seed_two_requests_differ():
     assert [sample(flat, [a])[0] for _ in range(8)] != [sample(flat, [b])[0] for _ in range(8)]
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-308, 1e-40, 1e-3])
+def test_a_temperature_near_zero_is_greedy(temperature):
+    assert set(sample(LOGITS.expand(20, -1), [request(temperature=temperature)] * 20)) == {4}
+
+
 def test_extreme_logits_are_finite_choices():
     logits = torch.tensor([-math.inf, 1e30, 1e30, -math.inf])
     assert set(frequencies(logits).nonzero().flatten().tolist()) == {1, 2}

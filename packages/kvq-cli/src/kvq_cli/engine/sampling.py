@@ -38,10 +38,10 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
 
 def _draw(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> int:
     """Draw from [vocabulary] logits: temperature first, then top-k, top-p and min-p."""
+    # relative to the largest, which the smallest temperature then leaves at 0
+    scores = (logits.double() - logits.max()) / params.temperature
     # sorted once: all three filters keep a prefix of the descending order
-    probs, order = torch.softmax(logits.double() / params.temperature, dim=-1).sort(
-        descending=True, stable=True
-    )
+    probs, order = torch.softmax(scores, dim=-1).sort(descending=True, stable=True)
     keep = len(probs)
     if params.top_k:
         keep = min(keep, params.top_k)
