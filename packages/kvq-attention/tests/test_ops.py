@@ -59,7 +59,7 @@ def call(op: str, **changes: Any) -> Any:
 def without(cache: Encoded, plane: str, instead: object) -> Encoded:
     """A cache one of whose planes was taken away after it was made."""
     broken = Encoded(cache.spec, cache.dim, dict(cache.planes))
-    broken.planes[plane] = instead  # type: ignore[index]
+    object.__setattr__(broken, "planes", {**cache.planes, plane: instead})
     return broken
 
 

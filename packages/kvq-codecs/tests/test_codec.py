@@ -24,7 +24,7 @@ ROWS = np.random.default_rng(0).standard_normal((4, 128), np.float32)
         (torch.ones(2, 128, dtype=torch.int8), "got int8"),
         (np.ones((2, 128), bool), "got bool"),
         (np.ones((2, 128), np.complex64), "got complex64"),
-        (np.ones((2, 128), ">f4"), "got >f4"),
+        (np.ones((2, 128), ">i4"), "got int32"),
         (torch.ones(2, 128).to(torch.float8_e4m3fn), "got float8_e4m3fn"),
         (np.float32(1), "0-d"),
         (np.array(1.0, np.float32), "0-d"),
@@ -64,6 +64,13 @@ def test_blocks_that_do_not_fit_are_refused(blocks: Any, message: str) -> None:
 def test_blocks_of_a_refused_head_dim_are_refused() -> None:
     with pytest.raises(RowError, match="192 is not a multiple of 128"):
         kvq_codecs.get("iso3").from_blocks(np.zeros((2, 75), np.uint8), 192)
+
+
+@pytest.mark.parametrize("given", [None, ROWS, {"codes": ROWS}, [], "rows"])
+@pytest.mark.parametrize("use", ["decode", "to_blocks"])
+def test_what_is_not_encoded_rows_is_refused(use: str, given: Any) -> None:
+    with pytest.raises(PlaneError, match=f"must be of type Encoded, got {type(given).__name__}"):
+        getattr(kvq_codecs.get("q4_0"), use)(given)
 
 
 @pytest.mark.parametrize("name", kvq_codecs.names())

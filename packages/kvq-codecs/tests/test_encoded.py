@@ -50,6 +50,23 @@ def test_planes_that_do_not_fit_are_refused(changed: dict[str, Any], message: st
         Encoded(SPEC, 64, planes(**changed))
 
 
+@pytest.mark.parametrize("given", [None, [], [np.zeros((3, 32), np.uint8)], "codes", 3])
+def test_planes_that_are_no_mapping_are_refused(given: Any) -> None:
+    with pytest.raises(PlaneError, match=f"q4_0: planes must be .*got {type(given).__name__}"):
+        Encoded(SPEC, 64, given)
+
+
+def test_planes_of_names_that_are_no_strings_are_refused() -> None:
+    with pytest.raises(PlaneError, match=r"got \['codes', 3\]"):
+        Encoded(SPEC, 64, {"codes": planes()["codes"], 3: planes()["scale"]})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("spec", [None, "q4_0", kvq_codecs.get("q4_0")])
+def test_a_spec_that_is_none_is_refused(spec: Any) -> None:
+    with pytest.raises(PlaneError, match=f"spec must be of type Spec, got {type(spec).__name__}"):
+        Encoded(spec, 64, planes())
+
+
 def test_planes_on_two_devices_are_refused() -> None:
     scale = torch.zeros(3, 2, dtype=torch.float16, device="meta")
     with pytest.raises(PlaneError, match="'scale' is torch on meta, 'codes' is torch on cpu"):

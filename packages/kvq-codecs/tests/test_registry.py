@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import kvq_codecs
-from kvq_codecs import CodecError, UnknownCodecError
+from kvq_codecs import Codec, CodecError, UnknownCodecError
 
 from . import invented
 
@@ -32,6 +34,35 @@ def test_a_new_codec_comes_and_goes() -> None:
         kvq_codecs.unregister("invented_5")
     with pytest.raises(UnknownCodecError):
         kvq_codecs.unregister("invented_5")
+
+
+@pytest.mark.parametrize("name", [[], {}, None, 3, ""])
+def test_what_is_no_name_is_unknown(name: Any) -> None:
+    for use in (kvq_codecs.get, kvq_codecs.unregister):
+        with pytest.raises(UnknownCodecError, match=r"unknown codec .*q4_0"):
+            use(name)
+
+
+@pytest.mark.parametrize("given", [None, invented.SPEC, invented, Codec])
+def test_only_codecs_are_registered(given: Any) -> None:
+    with pytest.raises(CodecError, match="must be of type Codec"):
+        kvq_codecs.register(given)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((None, invented.encode, invented.decode), "spec must be of type Spec, got NoneType"),
+        (
+            (invented.SPEC, None, invented.decode),
+            "invented_5: encode_rows must be of type Callable",
+        ),
+        ((invented.SPEC, invented.encode, 3), "invented_5: decode_rows must be of type Callable"),
+    ],
+)
+def test_a_codec_of_wrong_parts_is_refused(parts: Any, message: str) -> None:
+    with pytest.raises(CodecError, match=message):
+        Codec(*parts)
 
 
 def test_built_in_codecs_stay() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import kvq_codecs
-from kvq_codecs import Plane, RowError, Spec
+from kvq_codecs import Encoded, Plane, RowError, Spec
 
 ROW_BYTES = {  # at head_dim 128, added up by hand from the planes of each format
     "fp32": 512,
@@ -35,10 +36,28 @@ def test_interchange_bytes_count_dead_ones() -> None:
     assert kvq_codecs.get("nvfp4").spec.block_bytes(128) == 76
 
 
-@pytest.mark.parametrize("dim", [0, -128, 128.0, True, None, "128"])
+@pytest.mark.parametrize(
+    "dim", [0, -128, 128.0, True, np.True_, np.float32(64), np.int8(-1), None, "128", [64]]
+)
 def test_head_dim_must_be_a_positive_integer(dim: object) -> None:
     with pytest.raises(RowError, match="positive integer"):
         kvq_codecs.get("q4_0").spec.check(dim)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint16, np.int32])
+def test_head_dim_may_be_any_librarys_integer(kind: type[np.integer]) -> None:
+    codec, dim = kvq_codecs.get("nvfp4"), kind(64)
+    assert type(codec.spec.check(dim)) is int
+    for size in (codec.spec.row_bytes(dim), codec.spec.block_bytes(dim)):
+        assert type(size) is int
+        assert size == 40
+    encoded = codec.from_blocks(np.zeros((2, 40), np.uint8), dim)
+    again = Encoded(codec.spec, dim, encoded.planes)
+    assert type(encoded.dim) is int
+    assert type(again.dim) is int
+    assert codec.decode(again).shape == (2, 64)
+    with pytest.raises(RowError, match="head_dim 65 is not a multiple"):
+        codec.spec.check(kind(65))
 
 
 def test_a_refused_head_dim_names_what_is_allowed() -> None:
@@ -52,7 +71,22 @@ def test_a_refused_head_dim_names_what_is_allowed() -> None:
     [
         lambda: Plane("codes", "int8"),
         lambda: Plane("codes", "uint8", items=0),
+        lambda: Plane("codes", "uint8", items=1.5),
+        lambda: Plane("codes", "uint8", items=True),
+        lambda: Plane("codes", "uint8", items=None),
         lambda: Plane("codes", "uint8", span=0),
+        lambda: Plane("codes", "uint8", span=32.0),
+        lambda: Plane("", "uint8"),
+        lambda: Plane(3, "uint8"),
+        lambda: Spec("", (Plane("a", "uint8"),), source=""),
+        lambda: Spec(None, (Plane("a", "uint8"),), source=""),
+        lambda: Spec("x", [Plane("a", "uint8")], source=""),
+        lambda: Spec("x", ("a",), source=""),
+        lambda: Spec("x", (Plane("a", "uint8"),), source="", interchange=("a", -3)),
+        lambda: Spec("x", (Plane("a", "uint8"),), source="", interchange=("a", 0)),
+        lambda: Spec("x", (Plane("a", "uint8"),), source="", interchange=("a", 1.5)),
+        lambda: Spec("x", (Plane("a", "uint8"),), source="", interchange=("a", True)),
+        lambda: Spec("x", (Plane("a", "uint8"),), source="", interchange=("a", None)),
         lambda: Spec("x", (), source=""),
         lambda: Spec("x", (Plane("a", "uint8"), Plane("a", "uint8")), source=""),
         lambda: Spec("x", (Plane("a", "uint8"),), source="", interchange=("b",)),

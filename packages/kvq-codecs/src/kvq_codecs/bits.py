@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
+from contextlib import nullcontext
 from typing import Any
 
-from array_api_compat import (
-    array_namespace,
-    device,
-    is_cupy_array,
-    is_numpy_array,
-    is_torch_array,
-)
+import numpy as np
+from array_api_compat import array_namespace, is_cupy_array, is_torch_array
+
+from kvq_codecs.errors import CodecError
 
 Array = Any  # NumPy, torch or CuPy: whatever the caller brought
 
@@ -25,36 +24,78 @@ def dtype_name(array: Array) -> str:
     return str(array.dtype).removeprefix("torch.")
 
 
-def is_array(value: object) -> bool:
-    """True for the arrays that codecs take: NumPy, torch, CuPy."""
-    return is_numpy_array(value) or is_torch_array(value) or is_cupy_array(value)
+def plain(value: Any, what: str, error: type[CodecError]) -> Array:
+    """An array whose memory is its values: no NumPy subclass, no graph, no pending sign.
+
+    Copies only a torch tensor with a pending sign. Raises `error`, whose message starts with
+    `what`, for anything but NumPy, torch and CuPy arrays, and for masked and sparse ones.
+    """
+    if type(value) is np.ndarray or is_cupy_array(value):
+        return value
+    if is_torch_array(value):
+        if value.layout != array_namespace(value).strided:
+            raise error(f"{what} must be dense, got layout {value.layout}; use .to_dense()")
+        # Bytes have no gradient.
+        return (value.detach() if value.requires_grad else value).resolve_neg()
+    if isinstance(value, np.ma.MaskedArray):
+        raise error(f"{what} must not be masked; use .filled(value) to say what masked ones are")
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    raise error(f"{what} must be a NumPy, torch or CuPy array, got {type(value).__name__}")
+
+
+def native(array: Array) -> Array:
+    """The array in this machine's byte order."""
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def place(array: Array) -> Any:
+    """Where the array lives, as its library's functions take it in `device=`."""
+    return "cpu" if isinstance(array, np.ndarray) else array.device
 
 
 def on_host(array: Array) -> bool:
     """True where the processor's caches hold the array, not a device's memory."""
-    where = device(array)
+    where = place(array)
     return where == "cpu" or getattr(where, "type", None) == "cpu"
 
 
-def detached(array: Array) -> Array:
-    """The array outside any autograd graph: bytes have no gradient."""
-    return array.detach() if hasattr(array, "detach") else array
+def copied(array: Array) -> Array:
+    """The same values in new memory, in row-major order."""
+    copy = array_namespace(array).empty(array.shape, dtype=array.dtype, device=place(array))
+    copy[...] = array
+    return copy
 
 
 def contiguous(array: Array) -> Array:
     """The array in row-major order, copied only if it is not."""
     if is_torch_array(array):
-        return array.contiguous()
+        tidy = array.contiguous()
+        # torch lets an axis of length 1 have any stride, and then cannot view it as bytes.
+        return tidy if tidy.stride(-1) == 1 else copied(tidy)
     return array_namespace(array).ascontiguousarray(array)
 
 
 def scalar(xp: Any, like: Array, value: float, dtype: str = "float32") -> Array:
-    """A 0-d array beside `like`.
+    """A 0-d array beside `like`, not to be written to: others may share it.
 
     Never a Python scalar: torch turns a division by one into a product with its reciprocal on
     CUDA, and NumPy 1 chooses the result's dtype by the scalar's value.
     """
-    return xp.full((), value, dtype=getattr(xp, dtype), device=device(like))
+    # Kept only for plain arrays on the host: memory of a device may belong to a stream or to a
+    # graph under capture, and a subclass to a trace.
+    if type(like) is getattr(xp, "Tensor", np.ndarray) and on_host(like):
+        return _host_scalar(xp, value, dtype, math.copysign(1, value))
+    return xp.full((), value, dtype=getattr(xp, dtype), device=place(like))
+
+
+@functools.lru_cache(maxsize=256)
+def _host_scalar(xp: Any, value: float, dtype: str, sign: float) -> Array:
+    # `sign` only tells −0.0 from 0.0. A tensor made in inference mode would stay bound to it.
+    with xp.inference_mode(False) if hasattr(xp, "inference_mode") else nullcontext():
+        return xp.full((), value, dtype=getattr(xp, dtype), device="cpu")
 
 
 def product(xp: Any, a: Array, b: Array) -> Array:
@@ -76,7 +117,7 @@ def _cupy_product(xp: Any) -> Any:
 
 def lookup(xp: Any, table: Any, indices: Array) -> Array:
     """`table[indices]` for a 1-d NumPy table and uint8 indices of any shape."""
-    values = xp.asarray(table, device=device(indices))
+    values = xp.asarray(table, device=place(indices))
     taken = xp.take(values, xp.astype(xp.reshape(indices, (-1,)), xp.int64), axis=0)
     return xp.reshape(taken, indices.shape)
 
@@ -107,5 +148,6 @@ def as_bytes(array: Array) -> Array:
 
 
 def from_bytes(raw: Array, dtype: str) -> Array:
-    """Little-endian bytes uint8 [..., n · itemsize] → items [..., n]."""
-    return contiguous(raw).view(getattr(array_namespace(raw), dtype))
+    """Little-endian bytes uint8 [..., n · itemsize] → items [..., n], in memory of their own."""
+    # Bytes of a file lie at any address: only a copy is sure to be aligned.
+    return copied(raw).view(getattr(array_namespace(raw), dtype))

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 
-from kvq_codecs.bits import as_bytes, detached, dtype_name, from_bytes, is_array, on_host
+from kvq_codecs.bits import as_bytes, dtype_name, from_bytes, native, on_host, place, plain
 from kvq_codecs.encoded import Encoded
-from kvq_codecs.errors import PlaneError, RowError
+from kvq_codecs.errors import CodecError, PlaneError, RowError, check_kind
 from kvq_codecs.spec import Spec
 
 Array = Any
@@ -32,11 +32,19 @@ class Codec:
     spec : the layout
     encode_rows : (xp, float32 [n, dim]) → planes {name: [n, items]}
     decode_rows : (xp, planes {name: [n, items]}, dim) → float32 [n, dim]
+
+    Planes and rows that the two functions return must have exactly the shapes and dtypes that
+    the spec declares: `PlaneError` otherwise.
     """
 
     spec: Spec
     encode_rows: Callable[[Any, Array], Mapping[str, Array]]
     decode_rows: Callable[[Any, Mapping[str, Array], int], Array]
+
+    def __post_init__(self) -> None:
+        check_kind(self.spec, Spec, "a codec's spec", CodecError)
+        check_kind(self.encode_rows, Callable, f"{self.name}: encode_rows", CodecError)
+        check_kind(self.decode_rows, Callable, f"{self.name}: decode_rows", CodecError)
 
     @property
     def name(self) -> str:
@@ -47,12 +55,10 @@ class Codec:
         """Encode rows [..., head_dim] of any float dtype; float64 rounds to float32 first.
 
         NumPy, torch and CuPy arrays of any strides; the planes stay in the library and on the
-        device of the rows. Raises `RowError`.
+        device of the rows. A NaN stays one; the sign and payload with which fp32 and bf16 store
+        it are those of the library's conversion to float32. Raises `RowError`.
         """
-        if not is_array(rows):
-            raise RowError(
-                f"{self.name}: rows must be a NumPy, torch or CuPy array, got {type(rows).__name__}"
-            )
+        rows = native(plain(rows, f"{self.name}: rows", RowError))
         if len(rows.shape) == 0:
             raise RowError(f"{self.name}: rows must have shape [..., head_dim], got a 0-d array")
         if dtype_name(rows) not in FLOATS:
@@ -62,37 +68,41 @@ class Codec:
         dim = int(rows.shape[-1])
         self.spec.check(dim)
         xp, lead = array_namespace(rows), tuple(rows.shape[:-1])
-        flat = xp.reshape(detached(rows), (math.prod(lead), dim))
+        flat = xp.reshape(rows, (math.prod(lead), dim))
+        count, where = flat.shape[0], place(flat)
         planes = {
-            p.name: xp.empty(
-                (flat.shape[0], p.row_items(dim)), dtype=getattr(xp, p.dtype), device=device(flat)
-            )
+            p.name: xp.empty((count, p.row_items(dim)), dtype=getattr(xp, p.dtype), device=where)
             for p in self.spec.planes
         }
         with np.errstate(all="ignore"):
             for start, stop in _chunks(flat, dim):
-                part = xp.astype(flat[start:stop, :], xp.float32, copy=False)
-                for name, items in self.encode_rows(xp, part).items():
-                    planes[name][start:stop, :] = items
+                part = xp.astype(_rows(flat, start, stop), xp.float32, copy=False)
+                made = self.encode_rows(xp, part)
+                check_kind(made, Mapping, f"{self.name}: result of encode_rows", PlaneError)
+                if made.keys() != planes.keys():
+                    raise PlaneError(
+                        f"{self.name}: encode_rows must return planes {list(planes)}, "
+                        f"got {list(made)}"
+                    )
+                for name, items in made.items():
+                    self._put(_rows(planes[name], start, stop), items, f"plane {name!r}")
         return Encoded(
             self.spec, dim, {n: xp.reshape(a, (*lead, a.shape[-1])) for n, a in planes.items()}
         )
 
     def decode(self, encoded: Encoded) -> Array:
         """Decode to float32 [..., head_dim]. Raises `PlaneError` for rows of another codec."""
-        if encoded.spec != self.spec:
-            raise PlaneError(f"{self.name} cannot decode rows of {encoded.spec.name}")
+        self._check_own(encoded, "decode")
         xp, dim = array_namespace(*encoded.planes.values()), encoded.dim
         count = math.prod(encoded.lead)
-        planes = {
-            n: xp.reshape(detached(a), (count, a.shape[-1])) for n, a in encoded.planes.items()
-        }
+        planes = {n: xp.reshape(a, (count, a.shape[-1])) for n, a in encoded.planes.items()}
         first = planes[self.spec.planes[0].name]
-        rows = xp.empty((count, dim), dtype=xp.float32, device=device(first))
+        rows = xp.empty((count, dim), dtype=xp.float32, device=place(first))
         with np.errstate(all="ignore"):
             for start, stop in _chunks(first, dim):
-                part = {n: a[start:stop, :] for n, a in planes.items()}
-                rows[start:stop, :] = self.decode_rows(xp, part, dim)
+                part = {n: _rows(a, start, stop) for n, a in planes.items()}
+                made = self.decode_rows(xp, part, dim)
+                self._put(_rows(rows, start, stop), made, "decoded rows")
         return xp.reshape(rows, encoded.shape)
 
     def to_blocks(self, encoded: Encoded) -> Array:
@@ -101,27 +111,30 @@ class Codec:
         The fields of `Spec.interchange` block after block, or, without one, the planes in order
         over the whole row.
         """
-        if encoded.spec != self.spec:
-            raise PlaneError(f"{self.name} cannot pack rows of {encoded.spec.name}")
+        self._check_own(encoded, "pack")
         xp = array_namespace(*encoded.planes.values())
-        place = device(encoded.planes[self.spec.planes[0].name])
+        where = place(encoded.planes[self.spec.planes[0].name])
         count = self.spec.row_blocks(encoded.dim)
         fields = []
         for name, size in self.spec.fields(encoded.dim):
             shape = (*encoded.lead, count, size)
             if name is None:
-                fields.append(xp.zeros(shape, dtype=xp.uint8, device=place))
+                fields.append(xp.zeros(shape, dtype=xp.uint8, device=where))
             else:
-                fields.append(xp.reshape(as_bytes(detached(encoded.planes[name])), shape))
+                fields.append(xp.reshape(as_bytes(encoded.planes[name]), shape))
         total = self.spec.block_bytes(encoded.dim)
         return xp.reshape(xp.concat(fields, axis=-1), (*encoded.lead, total))
 
     def from_blocks(self, blocks: Array, head_dim: int) -> Encoded:
-        """The rows in bytes uint8 [..., spec.block_bytes(head_dim)] that `to_blocks` describes."""
+        """The rows in bytes uint8 [..., spec.block_bytes(head_dim)] that `to_blocks` describes.
+
+        The bytes may lie at any address; the planes never share memory with them.
+        """
+        head_dim = self.spec.check(head_dim)
         wanted = self.spec.block_bytes(head_dim)
-        if not is_array(blocks) or dtype_name(blocks) != "uint8":
-            got = dtype_name(blocks) if is_array(blocks) else type(blocks).__name__
-            raise PlaneError(f"{self.name}: blocks must be a uint8 array, got {got}")
+        blocks = plain(blocks, f"{self.name}: blocks", PlaneError)
+        if dtype_name(blocks) != "uint8":
+            raise PlaneError(f"{self.name}: blocks must be a uint8 array, got {dtype_name(blocks)}")
         if len(blocks.shape) == 0 or blocks.shape[-1] != wanted:
             raise PlaneError(
                 f"{self.name}: blocks at head_dim {head_dim} must have shape [..., {wanted}], "
@@ -139,9 +152,29 @@ class Codec:
             start += size
         return Encoded(self.spec, head_dim, planes)
 
+    def _check_own(self, encoded: Encoded, verb: str) -> None:
+        check_kind(encoded, Encoded, f"{self.name}: what to {verb}", PlaneError)
+        if encoded.spec != self.spec:
+            raise PlaneError(f"{self.name} cannot {verb} rows of {encoded.spec.name}")
+
+    def _put(self, into: Array, items: Array, what: str) -> None:
+        """Store what one of the codec's functions made."""
+        check_kind(items, type(into), f"{self.name}: {what}", PlaneError)
+        if items.dtype != into.dtype or items.shape != into.shape:
+            raise PlaneError(
+                f"{self.name}: {what} must be {dtype_name(into)} {list(into.shape)}, "
+                f"got {dtype_name(items)} {list(items.shape)}"
+            )
+        into[...] = items
+
 
 def _chunks(rows: Array, dim: int) -> Iterator[tuple[int, int]]:
     """Row ranges [start, stop) of a bounded number of values."""
     step = max(1, (HOST_CHUNK_VALUES if on_host(rows) else DEVICE_CHUNK_VALUES) // dim)
     for start in range(0, rows.shape[0], step):
         yield start, min(start + step, rows.shape[0])
+
+
+def _rows(array: Array, start: int, stop: int) -> Array:
+    """Rows [start, stop); the array itself if those are all, for a slice costs microseconds."""
+    return array if stop - start == array.shape[0] else array[start:stop, :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvq_codecs.codec import Codec
-from kvq_codecs.errors import CodecError, UnknownCodecError
+from kvq_codecs.errors import CodecError, UnknownCodecError, check_kind
 from kvq_codecs.formats import (
     bf16,
     fp8,
@@ -28,7 +28,7 @@ def get(name: str) -> Codec:
     """The codec of that name; `UnknownCodecError` lists the known ones."""
     try:
         return _CODECS[name]
-    except KeyError:
+    except (KeyError, TypeError):  # a list is no key
         raise UnknownCodecError(
             f"unknown codec {name!r}; known codecs: {', '.join(_CODECS)}"
         ) from None
@@ -41,6 +41,7 @@ def names() -> tuple[str, ...]:
 
 def register(codec: Codec) -> None:
     """Add a codec under its spec's name, which must be new."""
+    check_kind(codec, Codec, "what is registered", CodecError)
     if codec.name in _CODECS:
         raise CodecError(
             f"codec {codec.name!r} is registered already; bytes never change under a name, "

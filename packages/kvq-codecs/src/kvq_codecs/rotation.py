@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from array_api_compat import device
 
-from kvq_codecs.bits import contiguous, lookup, scalar
+from kvq_codecs.bits import contiguous, lookup, place, scalar
+from kvq_codecs.blocks import NAN
 
 Array = Any
 
@@ -37,7 +37,7 @@ def from_columns(xp: Any, columns: Array, dim: int) -> Array:
 
 def hamilton(xp: Any, quaternions: Any, columns: Array) -> Array:
     """Left product of each group of four values with its quaternion, [128, blocks]."""
-    factors = xp.asarray(quaternions, device=device(columns))
+    factors = xp.asarray(quaternions, device=place(columns))
     w, x, y, z = (factors[:, i, None] for i in range(4))
     groups = xp.reshape(columns, (BLOCK // 4, 4, -1))
     a, b, c, d = (groups[:, i, :] for i in range(4))
@@ -72,7 +72,8 @@ def quantize(xp: Any, rows: Array, centroids: Any, thresholds: Any) -> tuple[Arr
     for threshold in thresholds:
         indices += xp.astype(turned > scalar(xp, rows, threshold), xp.uint8)
     length = xp.sqrt(ordered_sum(lookup(xp, centroids * centroids, indices)))
-    scale = xp.astype(norm / length, xp.float16)
+    scale = norm / length
+    scale = xp.astype(xp.where(xp.isnan(scale), scalar(xp, rows, NAN), scale), xp.float16)
     dim = rows.shape[-1]
     return from_columns(xp, indices, dim), xp.reshape(scale, (-1, dim // BLOCK))
 

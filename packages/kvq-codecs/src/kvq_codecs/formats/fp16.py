@@ -2,7 +2,8 @@
 
 - Bits: 16 a value: sign 1, exponent 5, mantissa 10.
 - Bias: 15; subnormals are kept.
-- Specials: infinities and NaN stay; finite values beyond 65504 saturate to it.
+- Specials: infinities stay, any NaN is stored as 0x7E00; finite values beyond 65504 saturate
+  to it.
 - Layout: one little-endian 16-bit word per value.
 
 Forbidden: reading the words as bf16. Conversion between the two is a real one.
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvq_codecs.bits import scalar
-from kvq_codecs.blocks import LARGEST_FP16
+from kvq_codecs.blocks import INFINITY_BITS, LARGEST_FP16, MAGNITUDE_BITS, NAN
 from kvq_codecs.spec import Plane, Spec
 
 Array = Any
@@ -23,9 +24,11 @@ SPEC = Spec("fp16", (Plane("values", "float16"),), source="IEEE 754 binary16")
 
 
 def encode(xp: Any, rows: Array) -> dict[str, Array]:
-    low, high = scalar(xp, rows, -LARGEST_FP16), scalar(xp, rows, LARGEST_FP16)
-    clamped = xp.minimum(xp.maximum(rows, low), high)
-    return {"values": xp.astype(xp.where(xp.isfinite(rows), clamped, rows), xp.float16)}
+    magnitude = rows.view(xp.int32) & MAGNITUDE_BITS
+    clamped = rows.clip(-LARGEST_FP16, LARGEST_FP16)
+    values = xp.where(magnitude == INFINITY_BITS, rows, clamped)
+    values = xp.where(magnitude > INFINITY_BITS, scalar(xp, rows, NAN), values)
+    return {"values": xp.astype(values, xp.float16)}
 
 
 def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:

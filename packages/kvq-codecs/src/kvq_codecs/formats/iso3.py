@@ -3,7 +3,7 @@
 - Bits: 3 an index into 8 centroids; 16 a scale, the block's norm over that
   of its centroids.
 - Bias: the middle threshold lies above 0, so both zeros have index 3.
-- Specials: a scale may be infinite or NaN; norms up to 1e-10 store scale 0 and index 3 for
+- Specials: a scale may be infinite or NaN (0x7E00); norms up to 1e-10 store scale 0 and index 3 for
   every value; a value that is not finite makes the scale so and sets its group's indices to 0.
 - Layout: `low` byte j holds the low two bits of values 4j … 4j + 3 at bits 0, 2, 4, 6; `high`
   byte k the top bit of value 8k + i at bit i.

@@ -3,7 +3,7 @@
 - Bits: 4 an index into 16 centroids; 16 a scale, the block's norm over that
   of its centroids.
 - Bias: the middle threshold lies above 0, so both zeros have index 7.
-- Specials: a scale may be infinite or NaN; norms up to 1e-10 store scale 0 and index 7 for
+- Specials: a scale may be infinite or NaN (0x7E00); norms up to 1e-10 store scale 0 and index 7 for
   every value; a value that is not finite makes the scale so and sets its group's indices to 0.
 - Layout: byte j holds value 2j in its low nibble and value 2j + 1 in its high one.
   Each group of four values is multiplied from the left by its quaternion before, and by the
