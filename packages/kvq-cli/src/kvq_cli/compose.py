@@ -63,6 +63,8 @@ class ServeOptions:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.served_model_name == "":
+            raise ConfigError("served_model_name is empty; give a name or leave it out")
         for name in ("num_tokens", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:

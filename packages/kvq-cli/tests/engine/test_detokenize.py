@@ -64,6 +64,16 @@ def test_text_ends_before_the_first_stop_string(text, stops):
     assert out == (seen[: min(ends)] if ends else seen)
 
 
+@given(st.text(alphabet="a 🦙é", min_size=1, max_size=8), st.data())
+def test_a_prompt_that_ends_inside_a_character_loses_nothing(text, data):
+    raw = text.encode()
+    cut = data.draw(st.integers(0, len(raw)))
+    detokenizer = Detokenizer(Bytes(), context=raw[:cut])
+    out = "".join(detokenizer.push(b) for b in raw[cut:]) + detokenizer.finish()
+    whole = len(raw[:cut].decode(errors="ignore"))
+    assert out == (text[whole:] if cut < len(raw) else "")
+
+
 def test_a_possible_stop_string_is_held_back_until_decided():
     detokenizer = Detokenizer(Bytes(), ["END"])
     assert [detokenizer.push(b) for b in b"xENxEND"] == ["x", "", "", "ENx", "", "", ""]

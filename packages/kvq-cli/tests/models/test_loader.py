@@ -154,7 +154,9 @@ def drop_the_tokenizer(directory: Path) -> None:
         (drop_the_tokenizer, "cannot be loaded"),
         (lambda d: edit(d / "config.json", intermediate_size=32), "cannot be loaded"),
         (lambda d: edit(d / "config.json", model_type="unheard-of"), "unheard-of"),
+        (lambda d: edit(d / "config.json", hidden_size="x"), "cannot be loaded"),
         (lambda d: (d / "config.json").write_text("{"), "not a valid JSON file"),
+        (lambda d: (d / "tokenizer.json").write_text("{}"), "cannot be loaded"),
     ],
 )
 def test_a_damaged_directory_is_named_with_what_is_wrong(directory, damage, complaint):

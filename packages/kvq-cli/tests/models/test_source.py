@@ -86,3 +86,8 @@ def test_files_that_are_not_gguf_or_not_there_are_refused(tmp_path):
         resolve(str(tmp_path / "model.safetensors"))
     with pytest.raises(SourceError, match="there is no file"):
         resolve(str(tmp_path / "absent.gguf"))
+
+
+def test_an_empty_name_is_not_the_current_directory():
+    with pytest.raises(SourceError, match="is empty"):
+        resolve("")

@@ -17,7 +17,6 @@ def test_the_url_reaches_the_socket_from_this_machine(host, shown):
     with bind(host, 0) as listener:
         port = listener.getsockname()[1]
         assert url(host, listener) == f"http://{shown}:{port}"
-        listener.listen()
         socket.create_connection((shown, port), timeout=5).close()
 
 
@@ -40,3 +39,13 @@ def test_a_taken_port_and_a_foreign_host_are_refused():
             bind("127.0.0.1", port)
     with pytest.raises(AddressError, match=r"no\.such\.host\.invalid"):
         bind("no.such.host.invalid", 0)
+
+
+def test_a_port_is_taken_from_the_moment_it_is_bound():
+    with bind("127.0.0.1", 0) as first, pytest.raises(AddressError, match="in use"):
+        bind("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_host_that_no_name_can_be_is_refused():
+    with pytest.raises(AddressError, match="is not an address"):
+        bind("a" * 70, 0)

@@ -249,8 +249,25 @@ def test_routes_and_methods_that_do_not_exist_say_what_does():
 def test_a_request_beyond_the_context_names_the_numbers():
     for stream in (False, True):
         answer = send("POST", CHAT_PATH, json={**CHAT, "max_tokens": 100_000, "stream": stream})
-        message = refused(answer, 400, param="messages", code="context_length_exceeded")
+        message = refused(answer, 400, param="max_tokens", code="context_length_exceeded")
         assert "100000" in message and "1000" in message
+    long = {"messages": [{"role": "user", "content": "word " * 2000}]}
+    answer = send("POST", CHAT_PATH, json={**CHAT, **long})
+    refused(answer, 400, param="messages", code="context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "advice"),
+    [("frequency_penalty", 0.5, "give 0"), ("top_logprobs", 2, "give 0"), ("n", True, "give 1")],
+)
+def test_a_refusal_names_the_value_that_is_accepted(name, value, advice):
+    answer = send("POST", CHAT_PATH, json={**CHAT, name: value})
+    assert refused(answer, 400, param=name, code="unsupported_parameter").endswith(advice)
+
+
+def test_an_empty_body_is_called_empty():
+    answer = send("POST", CHAT_PATH, headers={"Content-Type": "application/json"})
+    assert "empty" in refused(answer, 400)
 
 
 def test_a_defect_is_logged_and_not_shown(caplog):

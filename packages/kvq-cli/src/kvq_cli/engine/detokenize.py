@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -46,11 +47,12 @@ class Detokenizer:
     def _new_text(self, *, final: bool) -> str:
         before = self._decode(self._tokens[self._window_start : self._emitted_until])
         now = self._decode(self._tokens[self._window_start :])
-        if len(now) <= len(before) or (now.endswith(INCOMPLETE) and not final):
+        if now == before or (now.endswith(INCOMPLETE) and not final):
             return ""
         self._window_start = self._emitted_until
         self._emitted_until = len(self._tokens)
-        return now[len(before) :]
+        # not the length of `before`: half a character at its end is decoded otherwise when whole
+        return now[_shared(before, now) :]
 
     def _release(self, text: str, *, final: bool) -> str:
         if not self._stop:
@@ -65,6 +67,11 @@ class Detokenizer:
         cut = len(self._held) - keep
         out, self._held = self._held[:cut], self._held[cut:]
         return out
+
+
+def _shared(a: str, b: str) -> int:
+    """Length of the longest text with which both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -125,8 +124,11 @@ def _explained(directory: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(f"the model in {directory} cannot be loaded: {error}") from error
+    except Exception as error:  # damaged files make transformers raise anything at all
+        said = " ".join(str(error).split())
+        raise ModelLoadError(
+            f"the model in {directory} cannot be loaded: {type(error).__name__}: {said}"
+        ) from error
 
 
 @contextmanager

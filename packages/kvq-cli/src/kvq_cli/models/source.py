@@ -43,6 +43,8 @@ def resolve(ref: str) -> ModelSource:
     SourceError : not one of the accepted kinds, or incomplete (names what is missing)
     DemoMissing : `demo` without its package (names the command that installs it)
     """
+    if not ref:
+        raise SourceError(f"the model's name is empty; a model is {ACCEPTED}")
     if ref == "demo":
         return ModelSource(demo_file(), "gguf", DEMO_NAME)
     path = Path(ref).expanduser()

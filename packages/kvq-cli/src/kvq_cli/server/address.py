@@ -14,7 +14,7 @@ class AddressError(ConfigError):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds `host` and `port` (0 = any free one) but does not listen yet.
+    """A socket that listens on `host` and `port` (0 = any free one); clients wait until it serves.
 
     Raises
     ------
@@ -24,13 +24,14 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise AddressError(f"--host {host} is not an address: {error}") from error
     listener = socket.socket(family, kind, protocol)
     if os.name == "posix":  # a port whose last connections linger is free; elsewhere this steals
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen()  # only then is the port taken: two sockets may bind the same one
     except OSError as error:
         listener.close()
         raise AddressError(

@@ -113,6 +113,8 @@ def explain(errors: Sequence[Mapping[str, Any]], content_type: str | None) -> Ap
         return _about(context["param"], error["msg"])
     if error["type"] == "string_unicode" and not place:
         return ApiError(400, "the name of a parameter must be Unicode text without lone surrogates")
+    if not place and error["type"] == "missing":
+        return ApiError(400, "the body is empty; send a JSON object")
     if not place:
         given = f" (Content-Type is {content_type})" if content_type else " (no Content-Type)"
         return ApiError(

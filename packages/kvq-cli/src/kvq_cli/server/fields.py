@@ -32,7 +32,7 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Ignored = Annotated[Any, Field(description="accepted and ignored")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # typing caches annotations by equality, and 0 == False
 class Only:
     """Annotates a parameter whose effect the server lacks: absent, null or a value without effect.
 
@@ -53,7 +53,9 @@ class Only:
         return {"enum": [None, *self.neutral], "description": "not supported"}
 
     def _check(self, value: Any) -> Any:
-        if value is None or value in self.neutral:
+        # False is no 0 here, and 0.0 is
+        alike = (n for n in self.neutral if isinstance(n, bool) == isinstance(value, bool))
+        if value is None or value in alike:
             return value
         neutral = " or ".join(map(repr, self.neutral))
         raise PydanticCustomError(

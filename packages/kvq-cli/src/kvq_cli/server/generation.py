@@ -60,9 +60,10 @@ class Generation:
                 self._handles.append(engine.submit(prompt, params))
             except RequestRejected as error:
                 self.cancel()
-                wanted = len(prompt) + (params.max_tokens or 1)
-                code = "context_length_exceeded" if wanted > engine.max_model_len else None
-                raise ApiError(400, str(error), param=param, code=code) from error
+                room = engine.max_model_len - len(prompt)
+                code = "context_length_exceeded" if (params.max_tokens or 1) > room else None
+                at_fault = "max_tokens" if code and room > 0 else param
+                raise ApiError(400, str(error), param=at_fault, code=code) from error
             except EngineFailed:
                 self.cancel()
                 raise

@@ -28,12 +28,14 @@ async def encode_prompts(
     tokenizer: Any, prompts: Sequence[str] | Sequence[list[int]]
 ) -> list[list[int]]:
     """Token ids of every prompt; those given as ids pass through."""
-    return [
-        await encode(tokenizer, prompt, add_special_tokens=True)
-        if isinstance(prompt, str)
-        else prompt
-        for prompt in prompts
-    ]
+    found = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            found.append(prompt)
+            continue
+        found.append(await encode(tokenizer, prompt, add_special_tokens=True))
+        await asyncio.sleep(0)  # many short prompts are a long one: let others have a turn
+    return found
 
 
 async def encode_chat(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
