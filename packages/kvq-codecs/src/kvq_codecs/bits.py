@@ -98,6 +98,16 @@ def _host_scalar(xp: Any, value: float, dtype: str, sign: float) -> Array:
         return xp.full((), value, dtype=getattr(xp, dtype), device="cpu")
 
 
+def half(xp: Any, values: Array) -> Array:
+    """Float32 → float16, nearest, ties to even; any NaN becomes 0x7E00.
+
+    Not left to the conversion: CUDA's writes 0x7FFF, a processor's keeps sign and payload.
+    """
+    bits = xp.astype(values, xp.float16).view(xp.int16)
+    nan = scalar(xp, values, 0x7E00, "int16")
+    return xp.where(xp.isnan(values), nan, bits).view(xp.float16)
+
+
 def product(xp: Any, a: Array, b: Array) -> Array:
     """a · b in float32 where the product may be subnormal; both arrays are float32."""
     return _cupy_product(xp)(a, b) if is_cupy_array(a) else a * b

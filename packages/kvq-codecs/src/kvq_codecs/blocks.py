@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvq_codecs.bits import scalar
+from kvq_codecs.bits import half, scalar
 
 Array = Any
 
@@ -41,7 +41,7 @@ def quotients(xp: Any, rows: Array, largest_code: float) -> tuple[Array, Array]:
     blocks = split(xp, rows, BLOCK)
     amax, finite = absmax(xp, blocks)
     exact = xp.minimum(amax / scalar(xp, rows, largest_code), scalar(xp, rows, LARGEST_FP16))
-    scale = xp.astype(xp.where(finite, exact, scalar(xp, rows, NAN)), xp.float16)
+    scale = half(xp, xp.where(finite, exact, scalar(xp, rows, NAN)))
     stored = xp.astype(scale, xp.float32)
     return divide(xp, blocks, stored, stored > 0), scale[..., 0]
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_codecs.bits import contiguous, lookup, place, scalar
-from kvq_codecs.blocks import NAN
+from kvq_codecs.bits import contiguous, half, lookup, place, scalar
 
 Array = Any
 
@@ -72,8 +71,7 @@ def quantize(xp: Any, rows: Array, centroids: Any, thresholds: Any) -> tuple[Arr
     for threshold in thresholds:
         indices += xp.astype(turned > scalar(xp, rows, threshold), xp.uint8)
     length = xp.sqrt(ordered_sum(lookup(xp, centroids * centroids, indices)))
-    scale = norm / length
-    scale = xp.astype(xp.where(xp.isnan(scale), scalar(xp, rows, NAN), scale), xp.float16)
+    scale = half(xp, norm / length)
     dim = rows.shape[-1]
     return from_columns(xp, indices, dim), xp.reshape(scale, (-1, dim // BLOCK))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvq_codecs.bits import scalar
+from kvq_codecs.bits import half, scalar
 from kvq_codecs.blocks import INFINITY_BITS, LARGEST_FP16, MAGNITUDE_BITS, NAN
 from kvq_codecs.spec import Plane, Spec
 
@@ -28,7 +28,7 @@ def encode(xp: Any, rows: Array) -> dict[str, Array]:
     clamped = rows.clip(-LARGEST_FP16, LARGEST_FP16)
     values = xp.where(magnitude == INFINITY_BITS, rows, clamped)
     values = xp.where(magnitude > INFINITY_BITS, scalar(xp, rows, NAN), values)
-    return {"values": xp.astype(values, xp.float16)}
+    return {"values": half(xp, values)}
 
 
 def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:
