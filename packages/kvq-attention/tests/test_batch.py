@@ -66,7 +66,18 @@ def test_rows_and_requests_may_be_padding() -> None:
             BatchError,
             "'window' has 5 tokens",
         ),
-        ({"page_tokens": 0}, BatchError, "page_tokens must be at least 1"),
+        ({"tables": None}, BatchError, "tables must map tier names to Tables, got NoneType"),
+        ({"tables": [table()]}, BatchError, "tables must map tier names to Tables, got list"),
+        ({"tables": {"t": 5}}, BatchError, r"tables\['t'\] must be a Table, got int"),
+        (
+            {"tables": {"full": table(), "window": None}},
+            BatchError,
+            r"tables\['window'\] must be a Table, got NoneType",
+        ),
+        ({"page_tokens": 0}, BatchError, "page_tokens must be an int of at least 1, got 0"),
+        ({"page_tokens": 4.0}, BatchError, "page_tokens must be an int .*got 4.0"),
+        ({"page_tokens": True}, BatchError, "page_tokens must be an int .*got True"),
+        ({"page_tokens": None}, BatchError, "page_tokens must be an int .*got None"),
     ],
 )
 def test_contradictions_are_refused(
@@ -86,6 +97,8 @@ def test_a_table_has_fixed_types() -> None:
 def test_an_unknown_tier_is_named_with_those_there_are() -> None:
     with pytest.raises(BatchError, match=r"no tier 'window'; it has \['full'\]"):
         batch().table("window")
+    with pytest.raises(BatchError, match=r"no tier \['full'\]"):
+        batch().table(["full"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,16 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("decode", {"q": torch.zeros(T, HQ, D).char()}, r"q must be .*, got torch.int8"),
     ("decode", {"sinks": torch.zeros(HQ + 1)}, r"axis 0 of sinks .* is Hq = 5, but q has Hq = 4"),
     ("decode", {"sinks": [0.0] * HQ}, r"sinks must be a torch tensor, got list"),
-    ("decode", {"scale": float("inf")}, r"scale must be a finite number"),
+    ("decode", {"scale": float("inf")}, r"scale must be a number in ±3.403e\+38"),
     ("decode", {"window": 0}, r"window counts the query's own position"),
+    ("decode", {"scale": None}, r"scale must be a number .*, got None"),
+    ("decode", {"batch": None}, r"batch must be a Batch, got NoneType"),
+    ("decode", {"tier": [TIER]}, r"no tier \['full'\]; it has \['full'\]"),
+    ("decode", {"q": torch.zeros(T, 0, D)}, r"axis 1 of q \[3, 0, 64\] is Hq = 0"),
+    ("store", {"k_cache": poisoned("q8_0", 0, HKV, 16, D, "cpu")}, r"of k_cache .* is P = 0"),
+    ("store", {"k_cache": poisoned("q8_0", PAGES, 0, 16, D, "cpu")}, r"of k_cache .* is Hkv = 0"),
+    ("store", {"k_cache": poisoned("q8_0", PAGES, HKV, 0, D, "cpu")}, r"of k_cache .* is N = 0"),
+    ("extend", {"batch": {TIER: None}}, r"batch must be a Batch, got dict"),
     ("extend", {"k": torch.zeros(T, HKV, D + 32)}, r"axis 2 of k .* is D = 96, but k_cache has"),
     ("extend", {"v": torch.zeros(T - 1, HKV, DV)}, r"axis 0 of v .* is T = 2, but k has T = 3"),
 ]
@@ -191,6 +199,33 @@ def test_f13_a_batch_on_another_device_is_refused(op: str) -> None:
     )
     with pytest.raises(DeviceError, match="batch on meta"):
         call(op, batch=moved)
+
+
+@pytest.mark.parametrize("op", ["store", "decode", "extend"])
+def test_tensors_without_values_are_refused(op: str) -> None:
+    good = scene()
+    k, v = (x.to("meta") for x in good.fresh())
+    batch = good.batch()
+    table = batch.tables[TIER]
+    moved = Table(table.page_table.to("meta"), table.slot_mapping.to("meta"))
+    given = {
+        "q": good.q.to("meta"),
+        "k": k,
+        "v": v,
+        "k_cache": good.k_cache.map(lambda plane: plane.to("meta")),
+        "v_cache": good.v_cache.map(lambda plane: plane.to("meta")),
+        "slot_mapping": moved.slot_mapping,
+        "batch": Batch(
+            batch.query_offsets.to("meta"), batch.seq_lens.to("meta"), {TIER: moved}, PAGE_TOKENS
+        ),
+    }
+    names = {
+        "store": ("k", "v", "k_cache", "v_cache", "slot_mapping"),
+        "decode": ("q", "k_cache", "v_cache", "batch"),
+        "extend": ("q", "k", "v", "k_cache", "v_cache", "batch"),
+    }[op]
+    with pytest.raises(UnsupportedError, match=f"{op} with plain for device meta"):
+        call(op, **{name: given[name] for name in names})
 
 
 @pytest.mark.gpu

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import kvq_codecs
 from kvq_attention import SlotError, ops
-from kvq_codecs import Encoded
+from kvq_codecs import Codec, Encoded, Plane, PlaneError, Spec
 
 from .scene import V_GAIN, assert_same_bytes, dims_of, poisoned, put
 
@@ -153,3 +155,25 @@ def test_slots_outside_the_cache_are_refused_before_anything_is_written(slot: in
         ops.store(rows(64, 0), rows(64, 1), *caches, slots)
     for got in caches:
         assert_same_bytes(got, cache("q8_0"))
+
+
+@pytest.mark.parametrize("failing", ["k", "v"])
+def test_a_codec_that_fails_leaves_both_caches_as_they_were(failing: str) -> None:
+    """Whatever the codec of K or of V raises while it encodes, and whichever comes second."""
+    spec = Spec("fails", (Plane("values", "float32"),), source="this test")
+
+    def fail(_xp: Any, _rows: Any) -> dict[str, Any]:
+        raise ZeroDivisionError("this codec cannot")
+
+    for encode_rows, error in ((fail, ZeroDivisionError), (lambda *_: {}, PlaneError)):
+        kvq_codecs.register(Codec(spec, encode_rows, lambda _xp, planes, _dim: planes["values"]))
+        try:
+            codecs = ("fails", "q8_0") if failing == "k" else ("q8_0", "fails")
+            caches = cache(codecs[0], 64), cache(codecs[1], 64)
+            before = [got.map(torch.clone) for got in caches]
+            with pytest.raises(error):
+                ops.store(rows(64, 0), rows(64, 1), *caches, torch.tensor(SLOTS))
+        finally:
+            kvq_codecs.unregister("fails")
+        for got, wanted in zip(caches, before, strict=True):
+            assert_same_bytes(got, wanted)

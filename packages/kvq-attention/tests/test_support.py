@@ -59,6 +59,11 @@ def test_what_no_row_covers_is_refused_with_the_reason() -> None:
         support.choose("turbo", **ASKED)
     with pytest.raises(UnsupportedError, match=r"unknown features \['alibi'\]; there are"):
         support.choose(**ASKED, features=["alibi"])
+    for features in ("gqa", None, 5):
+        with pytest.raises(UnsupportedError, match=f"collection of names, got {features!r}"):
+            support.choose(**ASKED, features=features)
+    with pytest.raises(UnsupportedError, match=r"reference lacks store with .* device meta"):
+        support.choose(**{**ASKED, "device": "meta"})
     with pytest.raises(kvq_codecs.CodecError, match="iso3: head_dim 64 is not a multiple of 128"):
         support.choose(**{**ASKED, "k": "iso3"})
     with pytest.raises(kvq_codecs.CodecError, match="unknown codec 'q5_0'"):

@@ -77,8 +77,12 @@ class Batch:
     def __post_init__(self) -> None:
         _expect("query_offsets", self.query_offsets, torch.int32, 1)
         _expect("seq_lens", self.seq_lens, torch.int32, 1)
-        if self.page_tokens < 1:
-            raise BatchError(f"page_tokens must be at least 1, got {self.page_tokens}")
+        if type(self.page_tokens) is not int or self.page_tokens < 1:
+            raise BatchError(f"page_tokens must be an int of at least 1, got {self.page_tokens!r}")
+        if not isinstance(self.tables, Mapping):
+            raise BatchError(
+                f"tables must map tier names to Tables, got {type(self.tables).__name__}"
+            )
         if not self.tables:
             raise BatchError("tables is empty; a batch needs the Table of at least one tier")
         count = self.num_requests
@@ -88,6 +92,8 @@ class Batch:
                 f"{self.query_offsets.shape[0]}"
             )
         for tier, table in self.tables.items():
+            if not isinstance(table, Table):
+                raise BatchError(f"tables[{tier!r}] must be a Table, got {type(table).__name__}")
             if table.page_table.shape[0] != count:
                 raise BatchError(
                     f"page_table of tier {tier!r} has {table.page_table.shape[0]} rows for "
@@ -117,7 +123,7 @@ class Batch:
 
     def table(self, tier: str) -> Table:
         """The table of a tier; `BatchError` names the tiers there are."""
-        if tier not in self.tables:
+        if tier not in list(self.tables):  # by equality: what cannot be hashed is no tier either
             raise BatchError(f"the batch has no tier {tier!r}; it has {list(self.tables)}")
         return self.tables[tier]
 

@@ -13,7 +13,7 @@ import torch
 
 from kvq_attention import support
 from kvq_attention.batch import Batch
-from kvq_attention.errors import TensorError
+from kvq_attention.errors import BatchError, TensorError
 from kvq_attention.scoring import Scoring
 from kvq_attention.verify import FLOATS, Sizes
 from kvq_codecs import Encoded
@@ -71,7 +71,8 @@ def store(
     k_cache, v_cache : planes [P, Hkv, N, items], written in place
     slot_mapping : int64 [T], page · N + offset, each slot at most once; −1 = not stored
 
-    Raises `AttentionError` (of the kind that fits) before anything is written.
+    Raises `AttentionError` (of the kind that fits), or what a codec raises, before anything is
+    written.
     """
     sizes = _caches(k_cache, v_cache)
     sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
@@ -161,6 +162,8 @@ def _attention(sizes: Sizes, q: torch.Tensor, batch: Batch, tier: str, scoring: 
         )
     if scoring.sinks is not None:
         sizes.tensor("sinks", scoring.sinks, ("Hq",), FLOATS)
+    if not isinstance(batch, Batch):
+        raise BatchError(f"batch must be a Batch, got {type(batch).__name__}")
     sizes.shape("slot_mapping", tuple(batch.table(tier).slot_mapping.shape), ("T",))
     if batch.page_tokens != sizes["N"]:
         raise TensorError(

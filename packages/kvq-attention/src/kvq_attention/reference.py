@@ -4,13 +4,17 @@ Requests are attended to one after another, so a batch gives each the bits it ge
 of one request and layer are decoded at a time and freed on return. Lengths, tables and slots are
 read on the host, which synchronizes with a device.
 
-Scores are float32 (float64 for float64 queries). What a query does not see is left out of its
-sums, never multiplied by 0: a NaN or an infinity there changes nothing.
+Scores are float32 (float64 for float64 queries), inside torch.autocast too. What a query does not
+see is left out of its sums, never multiplied by 0: a NaN or an infinity there never reaches it. (It
+may be summed in blocks of another size then, and its last bits be rounded otherwise.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -25,8 +29,24 @@ SCORE_BYTES = 64 << 20
 # A block also scores positions that only its last rows see, so long ones waste work.
 BLOCK_ROWS = 64
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-@torch.no_grad()
+
+def _as_written(
+    op: Callable[Concatenate[torch.Tensor, _P], _R],
+) -> Callable[Concatenate[torch.Tensor, _P], _R]:
+    """Run an op without gradients, and in the dtypes it names whatever autocast is in force."""
+
+    @wraps(op)
+    def run(first: torch.Tensor, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with torch.no_grad(), torch.autocast(first.device.type, enabled=False):
+            return op(first, *args, **kwargs)
+
+    return run
+
+
+@_as_written
 def store(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -48,13 +68,14 @@ def store(
         kept = slot_mapping >= 0
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
     page, offset = slot_mapping // page_tokens, slot_mapping % page_tokens
-    for rows, cache in ((k, k_cache), (v, v_cache)):
-        encoded = kvq_codecs.get(cache.spec.name).encode(rows)
+    # Both are encoded before either is written: a codec that fails leaves the cache as it was.
+    encoded = [kvq_codecs.get(c.spec.name).encode(x) for x, c in ((k, k_cache), (v, v_cache))]
+    for rows, cache in zip(encoded, (k_cache, v_cache), strict=True):
         for name, plane in cache.planes.items():
-            _movable(plane)[page, :, offset] = _movable(encoded.planes[name])
+            _movable(plane)[page, :, offset] = _movable(rows.planes[name])
 
 
-@torch.no_grad()
+@_as_written
 def decode(
     q: torch.Tensor,
     k_cache: Encoded,
@@ -75,7 +96,7 @@ def decode(
     return out
 
 
-@torch.no_grad()
+@_as_written
 def extend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -209,20 +230,22 @@ def _attend_block(
         hidden = _hidden(count, scores.shape[-1], parts[0].start, position, scoring, q.device)
         scores.view(kv_heads, group, count, -1).masked_fill_(hidden, -torch.inf)
 
-    top = scores.amax(dim=-1, keepdim=True)
+    # Finite, so that scores of −∞ weigh 0 beside a sink; without one 0 / 0 is NaN, as it should be.
+    top = scores.amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(scores.dtype).min)
     weights = scores.sub_(top).exp_()
     total = weights.sum(dim=-1, keepdim=True)
     if scoring.sinks is not None:
         sinks = scoring.sinks.to(scores.dtype).reshape(kv_heads, group, 1)
         sinks = sinks.expand(-1, -1, count).reshape(kv_heads, group * count, 1)
         total += (sinks - top).exp_()  # may be infinite: then nothing is left for the values
+    weights.div_(total)  # before the products: sums of large values could overflow
     out = q.new_zeros(kv_heads, group * count, parts[0].values.shape[-1], dtype=scores.dtype)
     column = 0
     for part in parts:
         size = part.keys.shape[1]
         out += weights.narrow(-1, column, size) @ part.values
         column += size
-    return (out / total).view(kv_heads, group, count, -1).permute(2, 0, 1, 3).flatten(1, 2)
+    return out.view(kv_heads, group, count, -1).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def _hidden(

@@ -62,7 +62,7 @@ class Row:
     proof : name of the test, in this package's tests, that proves it
     codecs : codecs it holds for; None = every registered one, at each head_dim the codec allows
     head_dims : head_dims it holds for; None = any
-    devices : torch device types it holds for; None = any
+    devices : torch device types it holds for; None = any whose tensors hold values
     """
 
     op: str
@@ -81,6 +81,8 @@ class Row:
 
     def refusal(self, need: Need) -> str | None:
         """Why the row does not cover a call; None if it does."""
+        if need.device == "meta":
+            return "device meta (its tensors hold no values)"
         for codec in (need.k, need.v):
             if self.codecs is not None and codec not in self.codecs:
                 return f"codec {codec} (has {', '.join(self.codecs)})"
@@ -152,6 +154,8 @@ def choose(
     dims = head_dim, head_dim if v_head_dim is None else v_head_dim
     for codec, dim in zip((k, v), dims, strict=True):
         kvq_codecs.get(codec).spec.check(dim)
+    if isinstance(features, str) or not isinstance(features, Iterable):
+        raise UnsupportedError(f"features must be a collection of names, got {features!r}")
     wanted = frozenset(features)
     known = {row.feature for row in SUPPORT}
     if not wanted <= known:

@@ -64,6 +64,10 @@ class Sizes:
         if len(shape) != len(axes):
             raise TensorError(f"{name} must have axes [{', '.join(axes)}], got {list(shape)}")
         for axis, (symbol, size) in enumerate(zip(axes, shape, strict=True)):
+            if size == 0 and symbol != "T":  # a step may have no tokens
+                raise TensorError(
+                    f"axis {axis} of {name} {list(shape)} is {symbol} = 0, it must be at least 1"
+                )
             known, owner = self.sizes.setdefault(symbol, (size, name))
             if size != known:
                 raise TensorError(
