@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pool_cases import spec
 
-from kvq_codecs import RowError
-from kvq_pools import PlanError, PoolPlan, hybrid_swa, mha
+import kvq_codecs
+from kvq_codecs import RowError, Spec
+from kvq_pools import PlanError, PoolPlan, Slab, hybrid_swa, mha
 
 SHAPE: dict[str, Any] = {"kv_heads": 2, "head_dim": 64, "page_tokens": 16}
 
@@ -73,6 +74,32 @@ def test_layers_are_mapped_or_refused() -> None:
         swa(full_layers=(1, 2))
     with pytest.raises(KeyError, match=r"layer 5\b"):
         swa(model_layers=9).tier_of(5)
+
+
+@pytest.mark.parametrize("bad", ["a", 1.5, True, None, -1])
+@pytest.mark.parametrize("model_layers", [None, 5])
+def test_what_is_no_layer_id_is_refused(bad: Any, model_layers: int | None) -> None:
+    for layers in ([bad], [0, bad]):
+        with pytest.raises(PlanError, match="layer id must be an int of at least 0"):
+            mha(layers=layers, k=spec("fp8"), v=spec("fp8"), model_layers=model_layers, **SHAPE)
+        for kind in ("full_layers", "window_layers"):
+            with pytest.raises(PlanError, match="layer id must be an int of at least 0"):
+                swa(model_layers=model_layers, **{kind: layers})
+    if bad != "a":  # text is a collection, though of no layer ids
+        with pytest.raises(PlanError, match="layers must be global layer ids"):
+            mha(layers=bad, k=spec("fp8"), v=spec("fp8"), model_layers=model_layers, **SHAPE)
+
+
+@pytest.mark.parametrize("bad", ["q8_0", kvq_codecs.get("q8_0"), None, 8, Spec])
+def test_what_is_no_layout_is_refused(bad: Any) -> None:
+    said = r"must be a kvq_codecs.Spec, got .*; kvq_codecs.get\(name\).spec is a codec's"
+    for change in ({"k": bad}, {"v": bad}):
+        with pytest.raises(PlanError, match=said):
+            swa(**change)
+        with pytest.raises(PlanError, match=said):
+            mha(layers=(0,), **{"k": spec("q8_0"), "v": spec("q8_0"), **SHAPE, **change})
+    with pytest.raises(PlanError, match=said):
+        Slab("k", bad, (0,), 1, 64)
 
 
 def test_a_hybrid_needs_window_layers_a_window_and_window_pages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,13 @@ def test_check_integrity_finds_each_kind_of_damage() -> None:
         lambda a: a._free.pop(),  # leaked
         lambda a: a._owners.update({7: 1}),  # owned, never handed out
         lambda a: a._owners.update({3: 0}),  # owned by nobody
+        lambda a: a._free.append(float(a._free.pop())),  # no page id, yet equal to one
+        lambda a: a._owners.update({float(page): a._owners.pop(page) for page in [3]}),
+        lambda a: a._owners.update({3: 1.0}),
+        lambda a: setattr(a, "_unused", float(a._unused)),
+        lambda a: setattr(a, "_unused", -1),
+        lambda a: setattr(a, "num_pages", 8.0),
+        lambda a: setattr(a, "num_pages", 3),
     ):
         allocator = damaged()
         break_it(allocator)
@@ -157,6 +165,22 @@ def test_slots_of_released_or_missing_pages_are_refused() -> None:
     for start, stop in ((-1, 4), (5, 4)):
         with pytest.raises(PageError, match="must be an int of at least"):
             slots(table, start, stop, 16)
+
+
+@pytest.mark.parametrize("page", [1.5, 2.0, None, "3", 2**62, 2**63 // 16, 2**63, 2**64, 2**70])
+def test_slots_of_what_is_no_page_are_refused(page: Any) -> None:
+    for table in ([page], [0, page], [page, 0]):
+        with pytest.raises(PageError, match="pages must be integers of at most 576460752303423487"):
+            slots(table, 0, 16 * len(table), 16)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 24])
+def test_the_largest_page_has_slots(page_tokens: int) -> None:
+    page = 2**63 // page_tokens - 1
+    wanted = [page * page_tokens + offset for offset in range(page_tokens)]
+    assert slots([page], 0, page_tokens, page_tokens).tolist() == wanted
+    with pytest.raises(PageError, match="at most"):
+        slots([page + 1], 0, page_tokens, page_tokens)
 
 
 @given(tokens=st.integers(0, 2**40), page_tokens=st.integers(1, 300))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +13,10 @@ from kvq_pools import (
     CacheSpace,
     IntegrityError,
     OutOfPages,
+    PageAllocator,
     PageError,
     PoolPlan,
+    SequencePages,
     window_pages_per_request,
 )
 
@@ -145,32 +149,44 @@ def test_counts_of_the_wrong_kind(bad: int) -> None:
             use()
 
 
-def test_check_integrity_finds_each_kind_of_damage() -> None:
-    def broken(damage: str) -> CacheSpace:
-        space = CacheSpace(tiny_hybrid(4, 4, 4), 8)
-        sequence, other = space.open(), space.open()
-        sequence.grow(10)
-        sequence.advance(9)
-        other.grow(4)
-        space.check_integrity()
-        if damage == "lost page":
-            sequence.tables["full"].pop()
-        elif damage == "stolen page":
-            sequence.tables["full"][0] = other.tables["full"][0]
-        elif damage == "early release":
-            sequence.tables["window"][1] = -1
-        elif damage == "late release":
-            sequence.tables["window"][0] = 3
-        elif damage == "forgotten sequence":
-            space._sequences.remove(other)
-        return space
+DAMAGE: dict[str, Callable[[CacheSpace, SequencePages, SequencePages], object]] = {
+    "lost page": lambda space, a, b: a.tables["full"].pop(),
+    "stolen page": lambda space, a, b: a.tables["full"].__setitem__(0, b.tables["full"][0]),
+    "early release": lambda space, a, b: a.tables["window"].__setitem__(1, -1),
+    "late release": lambda space, a, b: a.tables["window"].__setitem__(0, 3),
+    "release not noted": lambda space, a, b: a._kept_from.update(window=0),
+    "release noted early": lambda space, a, b: a._kept_from.update(window=2),
+    "release of what never is": lambda space, a, b: a._kept_from.update(full=1),
+    "release of an unknown tier": lambda space, a, b: a._kept_from.update(ring=0),
+    "no release of a tier": lambda space, a, b: a._kept_from.pop("full"),
+    "no table of a tier": lambda space, a, b: a.tables.pop("full"),
+    "table of an unknown tier": lambda space, a, b: a.tables.update(ring=[]),
+    "page that is no int": lambda space, a, b: a.tables["full"].append(
+        float(a.tables["full"].pop())
+    ),
+    "released page that is no int": lambda space, a, b: a.tables["window"].__setitem__(0, -1.0),
+    "negative count": lambda space, a, b: setattr(a, "num_computed", -5),
+    "computed beyond its tokens": lambda space, a, b: setattr(b, "num_computed", 5),
+    "fewer tokens than pages": lambda space, a, b: setattr(b, "num_tokens", 0),
+    "count that is no int": lambda space, a, b: setattr(a, "num_computed", 9.0),
+    "tokens that are no int": lambda space, a, b: setattr(a, "num_tokens", None),
+    "another size of the space": lambda space, a, b: setattr(space, "num_pages", 9),
+    "another size of an allocator": lambda space, a, b: space._allocators.update(
+        window=PageAllocator(5)
+    ),
+    "no allocator of a tier": lambda space, a, b: space._allocators.pop("window"),
+    "forgotten sequence": lambda space, a, b: space._sequences.remove(b),
+}
 
-    for damage in (
-        "lost page",
-        "stolen page",
-        "early release",
-        "late release",
-        "forgotten sequence",
-    ):
-        with pytest.raises(IntegrityError):
-            broken(damage).check_integrity()
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_check_integrity_finds_each_kind_of_damage(damage: str) -> None:
+    space = CacheSpace(tiny_hybrid(4, 4, 4), 8)
+    sequence, other = space.open(), space.open()
+    sequence.grow(10)
+    sequence.advance(9)
+    other.grow(4)
+    space.check_integrity()
+    DAMAGE[damage](space, sequence, other)
+    with pytest.raises(IntegrityError):
+        space.check_integrity()

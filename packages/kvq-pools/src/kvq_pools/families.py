@@ -92,7 +92,9 @@ def _kv(layers: tuple[int, ...], heads: int, dim: int, k: Spec, v: Spec) -> tupl
 
 
 def _within(layers: Iterable[int], model_layers: int | None) -> tuple[int, ...]:
-    ids = tuple(layers)
+    if not isinstance(layers, Iterable):
+        raise PlanError(f"layers must be global layer ids, several of them, got {layers!r}")
+    ids = tuple(whole_number("a layer id", layer, 0, PlanError) for layer in layers)
     if model_layers is not None:
         whole_number("model_layers", model_layers, 1, PlanError)
         beyond = [layer for layer in ids if layer >= model_layers]

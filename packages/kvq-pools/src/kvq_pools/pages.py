@@ -26,7 +26,8 @@ def slots(
     """Slots int64 [stop - start] of positions [start, stop): page · page_tokens + offset.
 
     `page_table[i]` is the page of positions [i · page_tokens, (i + 1) · page_tokens). Raises
-    `PageError` when the table does not reach `stop` or a page there was released.
+    `PageError` when the table does not reach `stop`, a page there was released, or its entry is
+    no integer or so large that its slots are no int64.
     """
     whole_number("page_tokens", page_tokens, 1)
     whole_number("stop", stop, whole_number("start", start))
@@ -34,7 +35,13 @@ def slots(
     if stop > room:
         raise PageError(f"positions [{start}, {stop}) reach beyond the {room} that have pages")
     first = start // page_tokens
-    pages = np.asarray(page_table[first : pages_for_tokens(stop, page_tokens)], dtype=np.int64)
+    given = np.asarray(page_table[first : pages_for_tokens(stop, page_tokens)])
+    largest = 2**63 // page_tokens - 1
+    if given.size and (given.dtype.kind not in "iu" or int(given.max()) > largest):
+        raise PageError(
+            f"pages must be integers of at most {largest}, got {given.dtype} {given.tolist()[:8]}"
+        )
+    pages = given.astype(np.int64)
     positions = np.arange(start, stop, dtype=np.int64)
     page = pages[positions // page_tokens - first]
     if page.size and int(page.min()) < 0:
@@ -95,6 +102,10 @@ class PageAllocator:
 
         `owners`: the pages of each owner, when known; the counts must equal theirs.
         """
+        records = self.num_pages, self._unused, *self._free, *self._owners, *self._owners.values()
+        strange = [number for number in records if type(number) is not int]
+        if strange:
+            raise IntegrityError(f"pages and counts must be ints, found {strange[:8]}")
         free = set(self._free)
         both = free & self._owners.keys()
         if len(free) < len(self._free) or both:

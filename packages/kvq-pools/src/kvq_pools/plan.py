@@ -43,6 +43,11 @@ class Slab:
             raise PlanError(f"slab {self.name!r} names a layer twice: {list(self.layers)}")
         whole_number(f"slab {self.name!r}: heads", self.heads, 1, PlanError)
         whole_number(f"slab {self.name!r}: slots_per_row", self.slots_per_row, 1, PlanError)
+        if not isinstance(self.spec, Spec):
+            raise PlanError(
+                f"slab {self.name!r}: the layout must be a kvq_codecs.Spec, got {self.spec!r}; "
+                "kvq_codecs.get(name).spec is a codec's"
+            )
         self.spec.check(self.dim)
 
     def dense(self, layer: int) -> int:

@@ -60,6 +60,10 @@ class CacheSpace:
         """Raise `IntegrityError` unless every page is accounted for and every table is right."""
         for sequence in self._sequences:
             sequence._check()
+        held = {tier: allocator.num_pages for tier, allocator in self._allocators.items()}
+        planned = {tier.name: tier.pages(self.num_pages) for tier in self.plan.tiers}
+        if held != planned:
+            raise IntegrityError(f"allocators have {held} pages, the plan gives {planned}")
         for tier, allocator in self._allocators.items():
             allocator.check_integrity(
                 [p for p in sequence.tables[tier] if p != NO_PAGE] for sequence in self._sequences
@@ -167,14 +171,27 @@ class SequencePages:
             raise PageError("the sequence is closed; open a new one")
 
     def _check(self) -> None:
+        counts = self.num_computed, self.num_tokens
+        if any(type(count) is not int for count in counts) or not 0 <= counts[0] <= counts[1]:
+            raise IntegrityError(f"{counts[0]!r} of {counts[1]!r} tokens computed")
+        tiers = {tier.name for tier in self._space.plan.tiers}
+        if not tiers == self.tables.keys() == self._kept_from.keys():
+            raise IntegrityError(
+                f"tables of tiers {list(self.tables)}, releases of {list(self._kept_from)}; "
+                f"the plan has {sorted(tiers)}"
+            )
         pages = pages_for_tokens(self.num_tokens, self._space.plan.page_tokens)
         for tier in self._space.plan.tiers:
-            table = self.tables[tier.name]
+            table, noted = self.tables[tier.name], self._kept_from[tier.name]
+            strange = [page for page in table if type(page) is not int]
+            if strange:
+                raise IntegrityError(f"tier {tier.name!r}: pages must be ints, found {strange[:8]}")
             kept_from = 0 if tier.window is None else self._first_kept(tier.window)
             released = [i for i, page in enumerate(table) if page == NO_PAGE]
-            if len(table) != pages or released != list(range(kept_from)):
+            if len(table) != pages or noted != kept_from or released != list(range(kept_from)):
                 raise IntegrityError(
-                    f"tier {tier.name!r}: table of {len(table)} pages, {released[:8]} released; "
+                    f"tier {tier.name!r}: table of {len(table)} pages, {released[:8]} released, "
+                    f"kept from {noted!r}; "
                     f"{self.num_tokens} tokens of which {self.num_computed} were computed take "
                     f"{pages}, the first {kept_from} released"
                 )
