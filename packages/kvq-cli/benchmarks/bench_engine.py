@@ -102,7 +102,8 @@ def main() -> None:
             },
             "hardware": f"{machine}, {torch.get_num_threads()} threads",
             "versions": {name: version(name) for name in packages},
-            "command": f"bench_engine.py {args.model} --prompt {args.prompt} --new {args.new}",
+            "command": f"bench_engine.py {args.model} --prompt {args.prompt} --new {args.new} "
+            f"--repeat {args.repeat}",
             "rows": rows,
         }
         with open(args.json, "w") as file:
