@@ -5,15 +5,19 @@ Every byte count in this package comes from `Slab.page_bytes`, which asks the co
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kvq_codecs import Plane, Spec
 from kvq_pools.errors import PlanError, whole_number
 
+Scope = Literal["position", "request", "step"]
+
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """One thing stored per token: keys, say, of some layers.
+    """One thing stored per slot: keys, say, of some layers.
 
     Attributes
     ----------
@@ -22,7 +26,7 @@ class Slab:
     layers : global layer ids, in buffer order; the model's other layers store nothing here
     heads : rows per slot
     dim : values per row
-    slots_per_row : tokens that share one row
+    slots_per_row : neighbouring slots that share one row
     """
 
     name: str
@@ -59,14 +63,14 @@ class Slab:
                 f"slab {self.name!r} does not store layer {layer}; it stores {list(self.layers)}"
             ) from None
 
-    def shape(self, plane: Plane, pages: int, page_tokens: int) -> tuple[int, int, int, int, int]:
+    def shape(self, plane: Plane, pages: int, page_slots: int) -> tuple[int, int, int, int, int]:
         """Buffer of one plane: [layers, pages, heads, rows of a page, items]."""
-        rows = page_tokens // self.slots_per_row
+        rows = page_slots // self.slots_per_row
         return len(self.layers), pages, self.heads, rows, plane.row_items(self.dim)
 
-    def page_bytes(self, page_tokens: int) -> int:
-        """Bytes of one page over all layers of the slab."""
-        rows = page_tokens // self.slots_per_row
+    def page_bytes(self, page_slots: int) -> int:
+        """Bytes of one page of that many slots over all layers of the slab."""
+        rows = page_slots // self.slots_per_row
         return self.spec.row_bytes(self.dim) * self.heads * len(self.layers) * rows
 
 
@@ -80,12 +84,20 @@ class Tier:
     slabs : what is stored per slot
     window : positions a query sees, its own included; None = all
     fixed_pages : usable pages whatever the pool's size; None = the tier grows with the pool
+    scope : what a slot belongs to.
+        "position": a position of a sequence, through the sequence's page table.
+        "request": a running request, which has one page, the ring of its last tokens;
+        fixed_pages is the most requests that run at once.
+        "step": a token of the step being computed; nobody owns a page, there is no table.
+    page_slots : slots of a page; None = the plan's page_tokens, as position tiers must have it
     """
 
     name: str
     slabs: tuple[Slab, ...]
     window: int | None = None
     fixed_pages: int | None = None
+    scope: Scope = "position"
+    page_slots: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not self.slabs:
@@ -94,14 +106,36 @@ class Tier:
             whole_number(f"tier {self.name!r}: window", self.window, 1, PlanError)
         if self.fixed_pages is not None:
             whole_number(f"tier {self.name!r}: fixed_pages", self.fixed_pages, 1, PlanError)
+        if self.page_slots is not None:
+            whole_number(f"tier {self.name!r}: page_slots", self.page_slots, 1, PlanError)
+        if self.scope not in get_args(Scope):
+            raise PlanError(
+                f"tier {self.name!r}: scope must be one of {', '.join(get_args(Scope))}, "
+                f"got {self.scope!r}"
+            )
+        if self.scope == "position":
+            if self.page_slots is not None:
+                raise PlanError(
+                    f"tier {self.name!r}: page_slots is {self.page_slots}, yet pages of positions "
+                    "have the plan's page_tokens slots; leave it None"
+                )
+        elif self.fixed_pages is None or self.window is not None:
+            raise PlanError(
+                f"tier {self.name!r} of scope {self.scope!r} needs fixed_pages and has no window, "
+                f"got {self.fixed_pages} and {self.window}"
+            )
+
+    def slots(self, page_tokens: int) -> int:
+        """Slots of one page in a plan of pages of `page_tokens`."""
+        return page_tokens if self.page_slots is None else self.page_slots
 
     def pages(self, num_pages: int) -> int:
         """Usable pages in a pool of `num_pages`; the padding page is not among them."""
         return num_pages if self.fixed_pages is None else self.fixed_pages
 
     def page_bytes(self, page_tokens: int) -> int:
-        """Bytes of one page of every slab."""
-        return sum(slab.page_bytes(page_tokens) for slab in self.slabs)
+        """Bytes of one page of every slab, in a plan of pages of `page_tokens`."""
+        return sum(slab.page_bytes(self.slots(page_tokens)) for slab in self.slabs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +147,7 @@ class PoolPlan:
 
     Attributes
     ----------
-    page_tokens : tokens of a page, in every tier
+    page_tokens : tokens of a page, in every tier of positions
     tiers : at least one of which grows
     """
 
@@ -132,10 +166,12 @@ class PoolPlan:
         homes: dict[tuple[str, int], str] = {}
         for tier in self.tiers:
             for slab in tier.slabs:
-                if self.page_tokens % slab.slots_per_row:
+                page_slots = tier.slots(self.page_tokens)
+                if page_slots % slab.slots_per_row:
+                    kind = "page_tokens" if tier.page_slots is None else "page_slots"
                     raise PlanError(
-                        f"page_tokens {self.page_tokens} is not a multiple of the "
-                        f"{slab.slots_per_row} slots that share a row of slab {slab.name!r}"
+                        f"{kind} {page_slots} is not a multiple of the {slab.slots_per_row} slots "
+                        f"that share a row of slab {slab.name!r}; make it one"
                     )
                 for layer in slab.layers:
                     home = homes.get((slab.name, layer))
@@ -154,12 +190,32 @@ class PoolPlan:
     @property
     def fixed_bytes(self) -> int:
         """Bytes that do not depend on the pool's size: padding pages and fixed tiers."""
-        return sum((1 + (t.fixed_pages or 0)) * t.page_bytes(self.page_tokens) for t in self.tiers)
+        return sum(self.tier_bytes(tier.name, 0) for tier in self.tiers)
 
     @property
     def token_bytes(self) -> float:
         """Bytes of one more token in every tier that grows."""
         return self.page_bytes / self.page_tokens
+
+    @property
+    def token_bytes_by_tier(self) -> dict[str, float]:
+        """Bytes of one token in each tier of positions, growing or fixed."""
+        return {
+            tier.name: tier.page_bytes(self.page_tokens) / self.page_tokens
+            for tier in self.tiers
+            if tier.scope == "position"
+        }
+
+    @property
+    def granularity(self) -> int:
+        """Tokens that a shared prefix must be a multiple of, so that no row is shared in part."""
+        positions = [tier for tier in self.tiers if tier.scope == "position"]
+        return math.lcm(*(slab.slots_per_row for tier in positions for slab in tier.slabs))
+
+    def tier_bytes(self, name: str, pages: int) -> int:
+        """Bytes of one tier in a pool of that many pages, its padding page included."""
+        tier = self.tier(name)
+        return (tier.pages(whole_number("pages", pages)) + 1) * tier.page_bytes(self.page_tokens)
 
     def nbytes(self, pages: int) -> int:
         """Bytes of a pool of that many pages, everything included."""

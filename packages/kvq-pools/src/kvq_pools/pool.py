@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvq_codecs import Encoded
-from kvq_pools.errors import PlanError, whole_number
-from kvq_pools.plan import PoolPlan, Slab
+from kvq_pools.errors import PageError, PlanError, whole_number
+from kvq_pools.plan import PoolPlan, Tier
 
 Array = Any  # NumPy, torch or CuPy: whatever `empty` returns
 Empty = Callable[[tuple[int, ...], str], Array]
@@ -30,25 +30,24 @@ class Pool:
     plan, num_pages : as given
 
     Each plane of a slab has one buffer
-    [layers, pages + 1, heads, page_tokens / slots_per_row, items]; the last page is padding.
+    [layers, pages + 1, heads, slots of a page / slots_per_row, items]; the last page is padding.
     """
 
     def __init__(self, plan: PoolPlan, num_pages: int, empty: Empty = np.empty) -> None:
         self.plan = plan
         self.num_pages = whole_number("num_pages", num_pages, 1)
-        self._buffers: list[Array] = []
+        self._buffers: dict[str, list[Array]] = {tier.name: [] for tier in plan.tiers}
         self._views: dict[tuple[str, int], Encoded] = {}
         for tier in plan.tiers:
-            for slab in tier.slabs:
-                self._add(slab, tier.pages(num_pages) + 1, empty)
+            self._add(tier, empty)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the live buffers; equals `plan.nbytes(num_pages)`."""
-        return sum(int(buffer.nbytes) for buffer in self._buffers)
+        return sum(int(buffer.nbytes) for tier in self._buffers.values() for buffer in tier)
 
     def view(self, slab: str, layer: int) -> Encoded:
-        """Rows [pages + 1, heads, page_tokens / slots_per_row] of a layer; KeyError if unmapped.
+        """Rows [pages + 1, heads, slots / slots_per_row] of a layer; KeyError if unmapped.
 
         Planes alias the pool's memory. Ask again each step, do not keep them.
         """
@@ -66,19 +65,30 @@ class Pool:
         """The page that belongs to nobody: what is written there is never read."""
         return self.pages(tier)
 
-    def _add(self, slab: Slab, pages: int, empty: Empty) -> None:
-        planes = {}
-        for plane in slab.spec.planes:
-            shape = slab.shape(plane, pages, self.plan.page_tokens)
-            buffer = empty(shape, plane.dtype)
-            if tuple(buffer.shape) != shape:
-                raise PlanError(
-                    f"empty({shape}, {plane.dtype!r}) returned shape {tuple(buffer.shape)}"
-                )
-            # Recycled bytes can decode to NaN, and NaN × 0 under a mask is still NaN.
-            buffer[...] = 0
-            planes[plane.name] = buffer
-            self._buffers.append(buffer)
-        for row, layer in enumerate(slab.layers):
-            layer_planes = {name: buffer[row] for name, buffer in planes.items()}
-            self._views[slab.name, layer] = Encoded(slab.spec, slab.dim, layer_planes)
+    def copy_page(self, tier: str, source: int, target: int) -> None:
+        """Copy a page of a tier, in all its slabs, planes and layers; `PageError` if none such."""
+        pages = self.pages(tier)
+        for page in (source, target):
+            if whole_number("a page", page) >= pages:
+                raise PageError(f"tier {tier!r} has pages 0 … {pages - 1}, got {page}")
+        for buffer in self._buffers[tier]:
+            buffer[:, target] = buffer[:, source]
+
+    def _add(self, tier: Tier, empty: Empty) -> None:
+        pages, page_slots = tier.pages(self.num_pages) + 1, tier.slots(self.plan.page_tokens)
+        for slab in tier.slabs:
+            planes = {}
+            for plane in slab.spec.planes:
+                shape = slab.shape(plane, pages, page_slots)
+                buffer = empty(shape, plane.dtype)
+                if tuple(buffer.shape) != shape:
+                    raise PlanError(
+                        f"empty({shape}, {plane.dtype!r}) returned shape {tuple(buffer.shape)}"
+                    )
+                # Recycled bytes can decode to NaN, and NaN × 0 under a mask is still NaN.
+                buffer[...] = 0
+                planes[plane.name] = buffer
+                self._buffers[tier.name].append(buffer)
+            for row, layer in enumerate(slab.layers):
+                layer_planes = {name: buffer[row] for name, buffer in planes.items()}
+                self._views[slab.name, layer] = Encoded(slab.spec, slab.dim, layer_planes)
