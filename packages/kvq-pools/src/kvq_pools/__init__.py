@@ -18,10 +18,20 @@ array([14, 15, 16, 17])
 (448, 3, 16, 64)
 """
 
-from kvq_pools.errors import IntegrityError, OutOfPages, PageError, PlanError
-from kvq_pools.families import hybrid_swa, mha
+from kvq_pools.budget import Budget, smallest
+from kvq_pools.errors import (
+    BudgetError,
+    IntegrityError,
+    OutOfPages,
+    PageError,
+    PlanError,
+    PoolFailed,
+    RebuildFailed,
+    RebuildRejected,
+)
+from kvq_pools.families import Layout, dsa, heads_per_rank, hybrid_swa, mha, mla, qsa
 from kvq_pools.pages import PageAllocator, pages_for_tokens, slots
-from kvq_pools.plan import PoolPlan, Slab, Tier
+from kvq_pools.plan import PoolPlan, Scope, Slab, Tier
 from kvq_pools.pool import Pool
 from kvq_pools.sequences import CacheSpace, SequencePages
 from kvq_pools.window import first_visible, window_pages_per_request
@@ -29,22 +39,34 @@ from kvq_pools.window import first_visible, window_pages_per_request
 __version__ = "0.1.0"
 
 __all__ = [
+    "Budget",
+    "BudgetError",
     "CacheSpace",
     "IntegrityError",
+    "Layout",
     "OutOfPages",
     "PageAllocator",
     "PageError",
     "PlanError",
     "Pool",
+    "PoolFailed",
     "PoolPlan",
+    "RebuildFailed",
+    "RebuildRejected",
+    "Scope",
     "SequencePages",
     "Slab",
     "Tier",
     "__version__",
+    "dsa",
     "first_visible",
+    "heads_per_rank",
     "hybrid_swa",
     "mha",
+    "mla",
     "pages_for_tokens",
+    "qsa",
     "slots",
+    "smallest",
     "window_pages_per_request",
 ]

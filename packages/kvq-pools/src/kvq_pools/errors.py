@@ -28,6 +28,22 @@ class OutOfPages(RuntimeError):
         )
 
 
+class BudgetError(ValueError):
+    """Memory that is too small for what was asked; nothing was allocated."""
+
+
+class RebuildRejected(ValueError):
+    """A rebuild that cannot be done; the pool was not touched and is in use."""
+
+
+class RebuildFailed(RuntimeError):
+    """A rebuild that failed on its way; the pool has its old size and its live pages again."""
+
+
+class PoolFailed(RuntimeError):
+    """A pool without memory: a rebuild failed and so did the way back. Make a new pool."""
+
+
 class IntegrityError(RuntimeError):
     """An invariant of the page accounting is broken: a defect, not a condition to handle."""
 

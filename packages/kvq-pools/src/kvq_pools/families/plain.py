@@ -1,12 +1,12 @@
-"""Plans of the families of models: which layers store what, in which tier."""
+"""Families that store a key and a value of every head."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvq_codecs import Spec
-from kvq_pools.errors import PlanError, whole_number
-from kvq_pools.plan import PoolPlan, Slab, Tier
+from kvq_pools.errors import PlanError
+from kvq_pools.families.layers import Layout, check_layout, layer_ids, slabs
+from kvq_pools.plan import PoolPlan, Tier
 
 
 def mha(
@@ -14,8 +14,8 @@ def mha(
     layers: Iterable[int],
     kv_heads: int,
     head_dim: int,
-    k: Spec,
-    v: Spec,
+    k: Layout,
+    v: Layout,
     page_tokens: int,
     model_layers: int | None = None,
 ) -> PoolPlan:
@@ -25,14 +25,16 @@ def mha(
     ----------
     layers : global ids of the layers that have a paged cache
     kv_heads, head_dim : of one layer (on this rank)
-    k, v : byte layouts; they may differ
+    k, v : byte layouts, which may differ: one for all layers, or one for each layer id
     page_tokens : tokens of a page
     model_layers : layers of the whole model; an id from it on raises `PlanError`
 
-    Raises `kvq_codecs.RowError` when a codec cannot store head_dim.
+    Raises `PlanError`, and `kvq_codecs.RowError` when a codec cannot store head_dim.
     """
-    ids = _within(layers, model_layers)
-    return PoolPlan(page_tokens, (Tier("full", _kv(ids, kv_heads, head_dim, k, v)),))
+    ids = layer_ids(layers, model_layers)
+    _check_layouts(k, v, ids)
+    slabs_of_all = slabs("k", k, ids, kv_heads, head_dim) + slabs("v", v, ids, kv_heads, head_dim)
+    return PoolPlan(page_tokens, (Tier("full", slabs_of_all),))
 
 
 def hybrid_swa(
@@ -42,11 +44,13 @@ def hybrid_swa(
     window: int,
     kv_heads: int,
     head_dim: int,
-    k: Spec,
-    v: Spec,
+    k: Layout,
+    v: Layout,
     page_tokens: int,
     window_pages: int | None = None,
     model_layers: int | None = None,
+    window_kv_heads: int | None = None,
+    window_head_dim: int | None = None,
 ) -> PoolPlan:
     """Full-attention layers in tier "full", sliding-window layers in tier "window".
 
@@ -58,14 +62,18 @@ def hybrid_swa(
         `window_pages_per_request` times the requests that run at once never starves.
         A model whose layers all slide has no other tier that could grow, so there the window
         tier grows with the pool and window_pages must be None.
+    window_kv_heads, window_head_dim : of a window layer, where they differ from a full one's
     others : as in `mha`
 
     Raises `PlanError`, `kvq_codecs.RowError`.
     """
-    full, sliding = _within(full_layers, model_layers), _within(window_layers, model_layers)
+    full, sliding = layer_ids(full_layers, model_layers), layer_ids(window_layers, model_layers)
     if not sliding:
         raise PlanError("hybrid_swa needs window_layers; a model without any is an mha")
-    window_slabs = _kv(sliding, kv_heads, head_dim, k, v)
+    _check_layouts(k, v, full + sliding)
+    heads = kv_heads if window_kv_heads is None else window_kv_heads
+    dim = head_dim if window_head_dim is None else window_head_dim
+    window_slabs = slabs("k", k, sliding, heads, dim) + slabs("v", v, sliding, heads, dim)
     if not full:
         if window_pages is not None:
             raise PlanError(
@@ -78,29 +86,16 @@ def hybrid_swa(
             "window_pages must be given beside full_layers; take "
             "window_pages_per_request(…) times the requests that run at once"
         )
+    full_slabs = slabs("k", k, full, kv_heads, head_dim) + slabs("v", v, full, kv_heads, head_dim)
     return PoolPlan(
         page_tokens,
         (
-            Tier("full", _kv(full, kv_heads, head_dim, k, v)),
+            Tier("full", full_slabs),
             Tier("window", window_slabs, window, fixed_pages=window_pages),
         ),
     )
 
 
-def _kv(layers: tuple[int, ...], heads: int, dim: int, k: Spec, v: Spec) -> tuple[Slab, Slab]:
-    return Slab("k", k, layers, heads, dim), Slab("v", v, layers, heads, dim)
-
-
-def _within(layers: Iterable[int], model_layers: int | None) -> tuple[int, ...]:
-    if not isinstance(layers, Iterable):
-        raise PlanError(f"layers must be global layer ids, several of them, got {layers!r}")
-    ids = tuple(whole_number("a layer id", layer, 0, PlanError) for layer in layers)
-    if model_layers is not None:
-        whole_number("model_layers", model_layers, 1, PlanError)
-        beyond = [layer for layer in ids if layer >= model_layers]
-        if beyond:
-            raise PlanError(
-                f"layers {beyond} are beyond a model of {model_layers} layers "
-                f"(0 … {model_layers - 1})"
-            )
-    return ids
+def _check_layouts(k: Layout, v: Layout, layers: tuple[int, ...]) -> None:
+    check_layout("k", k, layers)
+    check_layout("v", v, layers)
