@@ -175,7 +175,7 @@ DAMAGE: dict[str, Callable[[CacheSpace, SequencePages, SequencePages], object]] 
         window=PageAllocator(5)
     ),
     "no allocator of a tier": lambda space, a, b: space._allocators.pop("window"),
-    "forgotten sequence": lambda space, a, b: space._sequences.remove(b),
+    "forgotten sequence": lambda space, a, b: space._sequences.pop(b),
 }
 
 

@@ -33,7 +33,10 @@ from kvq_pools.families import Layout, dsa, heads_per_rank, hybrid_swa, mha, mla
 from kvq_pools.pages import PageAllocator, pages_for_tokens, slots
 from kvq_pools.plan import PoolPlan, Scope, Slab, Tier
 from kvq_pools.pool import Pool
-from kvq_pools.sequences import CacheSpace, SequencePages
+from kvq_pools.prefix import PrefixHit, PrefixStats
+from kvq_pools.rebuild import Rebuilt, rebuild
+from kvq_pools.sequences import SequencePages
+from kvq_pools.space import CacheSpace
 from kvq_pools.window import first_visible, window_pages_per_request
 
 __version__ = "0.1.0"
@@ -51,8 +54,11 @@ __all__ = [
     "Pool",
     "PoolFailed",
     "PoolPlan",
+    "PrefixHit",
+    "PrefixStats",
     "RebuildFailed",
     "RebuildRejected",
+    "Rebuilt",
     "Scope",
     "SequencePages",
     "Slab",
@@ -66,6 +72,7 @@ __all__ = [
     "mla",
     "pages_for_tokens",
     "qsa",
+    "rebuild",
     "slots",
     "smallest",
     "window_pages_per_request",

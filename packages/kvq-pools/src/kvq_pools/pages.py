@@ -53,86 +53,99 @@ def slots(
 class PageAllocator:
     """Reference-counted pages 0 … num_pages - 1.
 
-    A page is unused (`_unused` and above: never handed out yet), free (given back) or owned
-    (with a count). Bookkeeping takes memory for the pages in use, not for those of the pool.
+    Pages are handed out in order the first time, so `_owners[page]` counts the owners of those
+    ever handed out; 0 = free again. Bookkeeping takes memory for the pages used so far, not for
+    those of the pool.
     """
 
-    __slots__ = ("_free", "_owners", "_unused", "num_pages")
+    __slots__ = ("_free", "_owners", "num_pages")
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = whole_number("num_pages", num_pages, 1)
-        self._unused = 0
         self._free: list[int] = []
-        self._owners: dict[int, int] = {}
+        self._owners: list[int] = []
 
     @property
     def num_free(self) -> int:
         """Pages that `alloc` can hand out."""
-        return self.num_pages - len(self._owners)
+        return self.num_pages - len(self._owners) + len(self._free)
+
+    def owners(self, page: int) -> int:
+        """How many owners a page has; 0 when it is free or does not exist."""
+        return self._owners[page] if 0 <= page < len(self._owners) else 0
 
     def alloc(self, count: int) -> list[int]:
         """`count` pages with one owner each, recently released ones first; `OutOfPages`."""
+        free, owners = self._free, self._owners
+        if count == 1 and type(count) is int and free:  # the step of a decode
+            page = free.pop()
+            owners[page] = 1
+            return [page]
         if whole_number("count", count) > self.num_free:
             raise OutOfPages(count, self.num_free, self.num_pages)
-        keep = max(0, len(self._free) - count)
-        pages = self._free[keep:]
-        del self._free[keep:]
+        keep = max(0, len(free) - count)
+        pages = free[keep:]
+        del free[keep:]
+        for page in pages:
+            owners[page] = 1
         fresh = count - len(pages)
-        pages.extend(range(self._unused, self._unused + fresh))
-        self._unused += fresh
-        self._owners.update(dict.fromkeys(pages, 1))
+        pages.extend(range(len(owners), len(owners) + fresh))
+        owners.extend([1] * fresh)
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
         """One more owner for each page; `PageError` unless all of them are owned."""
-        for page, times in self._counted(pages, least=1).items():
-            self._owners[page] += times
+        owners = self._owners
+        named = [index(page) for page in pages]
+        for page in named:
+            if not self.owners(page):
+                raise self._too_few(page, 1)
+        for page in named:
+            owners[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """One owner less for each page; the last one frees it. `PageError`: none is released."""
-        for page, times in self._counted(pages).items():
-            if self._owners[page] > times:
-                self._owners[page] -= times
-            else:
-                del self._owners[page]
-                self._free.append(page)
+        owners, used = self._owners, len(self._owners)
+        named = [index(page) for page in pages]
+        freed = []
+        for done, page in enumerate(named):
+            left = owners[page] - 1 if 0 <= page < used else -1
+            if left < 0:
+                for earlier in named[:done]:
+                    owners[earlier] += 1
+                raise self._too_few(page, named.count(page))
+            owners[page] = left
+            if not left:
+                freed.append(page)
+        self._free += freed
 
     def check_integrity(self, owners: Iterable[Iterable[int]] | None = None) -> None:
         """Raise `IntegrityError` unless each page is unused, free or owned, exactly one of them.
 
         `owners`: the pages of each owner, when known; the counts must equal theirs.
         """
-        records = self.num_pages, self._unused, *self._free, *self._owners, *self._owners.values()
-        strange = [number for number in records if type(number) is not int]
+        strange = [n for n in (self.num_pages, *self._free, *self._owners) if type(n) is not int]
         if strange:
             raise IntegrityError(f"pages and counts must be ints, found {strange[:8]}")
-        free = set(self._free)
-        both = free & self._owners.keys()
-        if len(free) < len(self._free) or both:
-            raise IntegrityError(f"pages free twice or free and owned: {sorted(both)[:8]}")
-        if free | self._owners.keys() != set(range(self._unused)):
+        if len(self._owners) > self.num_pages or min(self._owners, default=0) < 0:
             raise IntegrityError(
-                f"{len(free)} free and {len(self._owners)} owned pages are not "
-                f"the {self._unused} that were handed out"
+                f"{len(self._owners)} of {self.num_pages} pages handed out, or a negative count"
             )
-        if not 0 <= self._unused <= self.num_pages or min(self._owners.values(), default=1) < 1:
-            raise IntegrityError(f"{self._unused} of {self.num_pages} pages used, or a count of 0")
+        unowned = [page for page, count in enumerate(self._owners) if not count]
+        if sorted(self._free) != unowned:
+            wrong = sorted(
+                (Counter(self._free) - Counter(unowned)) | Counter(unowned) - Counter(self._free)
+            )
+            raise IntegrityError(f"pages free twice, free and owned, or neither: {wrong[:8]}")
         if owners is not None:
             counted = Counter(page for owner in owners for page in owner)
-            if counted != self._owners:
-                wrong = sorted(p for p, _ in counted.items() ^ self._owners.items())
+            held = {page: count for page, count in enumerate(self._owners) if count}
+            if counted != held:
+                wrong = sorted({p for p, _ in counted.items() ^ held.items()})
                 raise IntegrityError(f"counts differ from the owners' on pages {wrong[:8]}")
 
-    def _counted(self, pages: Iterable[int], least: int | None = None) -> dict[int, int]:
-        """How often each page is named; `PageError` for a page without that many owners."""
-        counts: dict[int, int] = {}  # a Counter is slower to make than one page is to release
-        for page in map(index, pages):
-            counts[page] = counts.get(page, 0) + 1
-        for page, times in counts.items():
-            owners = self._owners.get(page, 0)
-            if owners < (least or times):
-                raise PageError(
-                    f"page {page} has {owners} owners, {least or times} needed; "
-                    f"pages 0 … {self.num_pages - 1} exist, and each owner may release once"
-                )
-        return counts
+    def _too_few(self, page: int, needed: int) -> PageError:
+        return PageError(
+            f"page {page} has {self.owners(page)} owners, {needed} needed; "
+            f"pages 0 … {self.num_pages - 1} exist, and each owner may release once"
+        )

@@ -1,81 +1,22 @@
-"""The pages of running sequences, in all tiers at once."""
+"""The pages of one running sequence, in all tiers at once."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kvq_pools.errors import IntegrityError, OutOfPages, PageError, whole_number
-from kvq_pools.pages import NO_PAGE, PageAllocator, pages_for_tokens, slots
-from kvq_pools.plan import PoolPlan, Tier
-from kvq_pools.window import first_visible, window_pages_per_request
+from kvq_pools.nodes import TOKEN_BYTES, Node, token_bytes
+from kvq_pools.pages import NO_PAGE, pages_for_tokens, slots
+from kvq_pools.prefix import PrefixHit
 
+if TYPE_CHECKING:
+    from kvq_pools.space import CacheSpace
 
-class CacheSpace:
-    """The allocators of all tiers of a pool and the sequences that hold their pages."""
-
-    def __init__(self, plan: PoolPlan, num_pages: int) -> None:
-        self.plan = plan
-        self.num_pages = whole_number("num_pages", num_pages, 1)
-        self._allocators = {t.name: PageAllocator(t.pages(num_pages)) for t in plan.tiers}
-        self._sequences: set[SequencePages] = set()
-
-    def open(self) -> SequencePages:
-        """A new sequence without pages."""
-        sequence = SequencePages(self)
-        self._sequences.add(sequence)
-        return sequence
-
-    def num_free(self, tier: str) -> int:
-        """Free pages of a tier; KeyError if there is none of that name."""
-        return self._allocators[self.plan.tier(tier).name].num_free
-
-    def fits(self, num_tokens: int, step_tokens: int = 1) -> bool:
-        """Whether a sequence of that length fits the empty pool, computed in such steps."""
-        return all(
-            self._most_pages(tier, num_tokens, step_tokens) <= tier.pages(self.num_pages)
-            for tier in self.plan.tiers
-        )
-
-    def can_open(self, num_tokens: int, step_tokens: int = 1) -> bool:
-        """Whether a new sequence can reach that length with the pages that are free now.
-
-        `step_tokens`: most tokens it grows by before each `SequencePages.advance`.
-        """
-        return all(
-            self._most_pages(tier, num_tokens, step_tokens) <= self.num_free(tier.name)
-            for tier in self.plan.tiers
-        )
-
-    def can_grow(self, sequence: SequencePages, num_tokens: int) -> bool:
-        """Whether `sequence.grow(num_tokens)` would succeed now."""
-        if sequence not in self._sequences:
-            raise PageError("the sequence is closed or belongs to another space")
-        return all(
-            missing <= self._allocators[tier].num_free
-            for tier, missing in sequence._missing(num_tokens).items()
-        )
-
-    def check_integrity(self) -> None:
-        """Raise `IntegrityError` unless every page is accounted for and every table is right."""
-        for sequence in self._sequences:
-            sequence._check()
-        held = {tier: allocator.num_pages for tier, allocator in self._allocators.items()}
-        planned = {tier.name: tier.pages(self.num_pages) for tier in self.plan.tiers}
-        if held != planned:
-            raise IntegrityError(f"allocators have {held} pages, the plan gives {planned}")
-        for tier, allocator in self._allocators.items():
-            allocator.check_integrity(
-                [p for p in sequence.tables[tier] if p != NO_PAGE] for sequence in self._sequences
-            )
-
-    def _most_pages(self, tier: Tier, num_tokens: int, step_tokens: int) -> int:
-        """Most pages of a tier that a sequence holds at once on its way to that length."""
-        pages = pages_for_tokens(num_tokens, self.plan.page_tokens)
-        if tier.window is None:
-            return pages
-        most = window_pages_per_request(tier.window, step_tokens, self.plan.page_tokens)
-        return min(pages, most)
+CopyPage = Callable[[str, int, int], None]  # tier, from page, to page
 
 
 class SequencePages:
@@ -83,7 +24,10 @@ class SequencePages:
 
     Attributes
     ----------
-    tables : tier → pages; index = position // page_tokens, -1 = released. Read, never write.
+    tables : tier → pages. Of a tier of positions: index = position // page_tokens, -1 =
+        released; of a tier of requests: its one page. Read, never write.
+    adapter : what the sequence is computed with beside the model
+    num_cached : tokens that the prefix cache had when it was opened
     num_tokens : positions [0, num_tokens) have pages, or had them
     num_computed : positions [0, num_computed) were computed; queries come from there on
 
@@ -92,12 +36,26 @@ class SequencePages:
         0 ···· released | visible ···· num_computed ···· num_tokens
     """
 
-    __slots__ = ("_kept_from", "_space", "num_computed", "num_tokens", "tables")
+    __slots__ = (
+        "_kept_from",
+        "_loose",
+        "_path",
+        "_space",
+        "adapter",
+        "num_cached",
+        "num_computed",
+        "num_tokens",
+        "tables",
+    )
 
-    def __init__(self, space: CacheSpace) -> None:
+    def __init__(self, space: CacheSpace, adapter: str = "") -> None:
         self._space = space
-        self._kept_from = {tier.name: 0 for tier in space.plan.tiers}  # index into the table
-        self.tables: dict[str, list[int]] = {tier.name: [] for tier in space.plan.tiers}
+        self.adapter = adapter
+        self._kept_from = {name: 0 for name in space._tree.tiers}  # index into the table
+        self._path: list[Node] | None = [] if space.prefix_cache else None  # of its first pages
+        self._loose = b""  # computed tokens after the path's, as far as they were told
+        self.tables: dict[str, list[int]] = {name: [] for name in space._allocators}
+        self.num_cached = 0
         self.num_tokens = 0
         self.num_computed = 0
 
@@ -107,25 +65,27 @@ class SequencePages:
         Nothing happens when they are there already.
         """
         self._check_open()
+        space = self._space
         wanted = self._missing(num_tokens)
-        allocators = self._space._allocators
         for tier, missing in wanted.items():
-            allocator = allocators[tier]
-            if missing > allocator.num_free:
+            if missing > space.num_free(tier):
                 raise OutOfPages(
                     missing,
-                    allocator.num_free,
-                    allocator.num_pages,
+                    space.num_free(tier),
+                    space._allocators[tier].num_pages,
                     f" in tier {tier!r} to grow from {self.num_tokens} to {num_tokens} tokens",
                 )
         for tier, missing in wanted.items():
-            self.tables[tier] += allocators[tier].alloc(missing)
+            if missing:
+                self.tables[tier] += space._alloc(tier, missing)
         self.num_tokens = max(self.num_tokens, num_tokens)
 
-    def advance(self, num_computed: int) -> None:
+    def advance(self, num_computed: int, tokens: Sequence[int] | None = None) -> None:
         """Note that positions [0, num_computed) were computed.
 
-        Pages of window tiers that no query at num_computed or later can see are released.
+        `tokens`: the sequence's tokens so far, at least that many and the same as ever before;
+        with them whole pages become part of the prefix cache at once. Pages of window tiers
+        that no query at num_computed or later can see are released.
         """
         self._check_open()
         whole_number("num_computed", num_computed)
@@ -134,64 +94,208 @@ class SequencePages:
                 f"num_computed must be {self.num_computed} … {self.num_tokens} (what was computed "
                 f"before … what has pages), got {num_computed}; to go back, close and open anew"
             )
+        if tokens is not None and self._path is not None:
+            if len(tokens) < num_computed:
+                raise PageError(f"{len(tokens)} tokens given, {num_computed} were computed")
+            done = len(self._path) * self._space.plan.page_tokens
+            self._register(token_bytes(tokens[done:num_computed]))
         self.num_computed = num_computed
-        for tier in self._space.plan.tiers:
-            if tier.window is None:
-                continue
-            kept_from = self._first_kept(tier.window)
-            table, done = self.tables[tier.name], self._kept_from[tier.name]
-            self._space._allocators[tier.name].release(table[done:kept_from])
-            table[done:kept_from] = [NO_PAGE] * (kept_from - done)
-            self._kept_from[tier.name] = kept_from
+        tree = self._space._tree
+        for number in tree.windows:
+            name = tree.tiers[number]
+            kept_from = tree.first_page(number, num_computed)
+            table, done = self.tables[name], self._kept_from[name]
+            if kept_from > done:
+                tree.release(number, table[done:kept_from], passed=True)
+                table[done:kept_from] = [NO_PAGE] * (kept_from - done)
+                self._kept_from[name] = kept_from
 
     def slots(self, tier: str, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Slots int64 [stop - start] of positions [start, stop); `PageError` if one has no page."""
-        return slots(self.tables[tier], start, stop, self._space.plan.page_tokens)
+        table = self.tables[tier]
+        if tier not in self._kept_from:
+            raise PageError(
+                f"tier {tier!r} does not map positions; the sequence's page is tables[{tier!r}][0]"
+            )
+        return slots(table, start, stop, self._space.plan.page_tokens)
+
+    def fork(self) -> SequencePages:
+        """A new sequence that has computed what this one has.
+
+        They share whole pages; a page filled in part and the pages of request tiers are copied.
+        Raises `OutOfPages`, and `PageError` when something is to be copied and the space has no
+        `copy_page`; then nothing was changed.
+        """
+        self._check_open()
+        space = self._space
+        whole, rest = divmod(self.num_computed, space.plan.page_tokens)
+        copies = {
+            tier: table[whole : whole + 1] if tier in self._kept_from else table
+            for tier, table in self.tables.items()
+            if rest or tier not in self._kept_from
+        }
+        if any(copies.values()) and space.copy_page is None:
+            raise PageError(
+                f"{self.num_computed} computed tokens leave pages to copy; make the space with "
+                "copy_page=pool.copy_page"
+            )
+        for tier, pages in copies.items():
+            if len(pages) > space.num_free(tier):
+                total = space._allocators[tier].num_pages
+                raise OutOfPages(1, space.num_free(tier), total, f" in tier {tier!r} to fork")
+        twin = SequencePages(space, self.adapter)
+        twin.num_cached = self.num_cached
+        twin.num_tokens = twin.num_computed = self.num_computed
+        space._sequences[twin] = None
+        twin._path = None if self._path is None else list(self._path)
+        space._tree.tick()
+        space._tree.hold(twin._path or [])
+        for number, tier in enumerate(space._tree.tiers):
+            twin.tables[tier] = self.tables[tier][:whole]
+            twin._kept_from[tier] = self._kept_from[tier]
+            space._tree.allocators[number].retain(twin._held(tier))
+        twin._copy(copies)
+        twin._loose = self._loose
+        return twin
 
     def close(self) -> None:
-        """Release every page; harmless when closed already."""
-        if self not in self._space._sequences:
+        """Release every page; harmless when closed already.
+
+        The prefix cache keeps what it was told the tokens of, the last page's part included.
+        """
+        space, tree = self._space, self._space._tree
+        if self not in space._sequences:
             return
-        self._space._sequences.remove(self)
-        for tier, table in self.tables.items():
-            self._space._allocators[tier].release(table[self._kept_from[tier] :])
+        tree.tick()
+        if self._path is not None:
+            grain = space.plan.granularity * TOKEN_BYTES
+            part = self._loose[: len(self._loose) // grain * grain]
+            if part:
+                index = len(self._path)
+                pages = [self.tables[tier][index] for tier in tree.tiers]
+                tree.add_part(self._path[-1] if self._path else None, self.adapter, part, pages)
+        self._leave_cache()
+        for number, tier in enumerate(tree.tiers):
+            tree.release(number, self._held(tier))
+        for tier in self.tables.keys() - self._kept_from:
+            space._allocators[tier].release(self.tables[tier])
+        self._end()
+
+    def _end(self) -> None:
+        """Be closed, without pages; whose they are now is the caller's affair."""
+        del self._space._sequences[self]
+        self._path = None
+        for table in self.tables.values():
             table.clear()
+
+    def _start(self, hit: PrefixHit, data: bytes) -> None:
+        """Begin with a hit's pages; `data` are the tokens after its whole pages."""
+        tree = self._space._tree
+        self.num_cached = self.num_tokens = self.num_computed = hit.num_tokens
+        self._path = list(hit.nodes)
+        tree.hold(hit.nodes)
+        for number, tier in enumerate(tree.tiers):
+            first = tree.first_page(number, hit.num_tokens)
+            pages = [tree.pin(node, number) for node in hit.nodes[first:]]
+            self.tables[tier] = [NO_PAGE] * (len(hit.nodes) - len(pages)) + pages
+            self._kept_from[tier] = first
+        if hit.tail is not None:
+            pins = {name: [tree.pin(hit.tail, n)] for n, name in enumerate(tree.tiers)}
+            tree.hold([hit.tail])
+            try:
+                self._copy(pins)
+            finally:
+                for number, pages in enumerate(pins.values()):
+                    tree.release(number, pages)
+                tree.leave([hit.tail])
+        self._loose = data
+
+    def _copy(self, pages: Mapping[str, Sequence[int]]) -> None:
+        """Append copies of pages to the tables; closes the sequence when copying fails."""
+        space = self._space
+        assert space.copy_page is not None
+        try:
+            for tier, sources in pages.items():
+                for source in sources:
+                    [target] = space._alloc(tier, 1)
+                    self.tables[tier].append(target)
+                    space.copy_page(tier, source, target)
+        except BaseException:
+            self.close()
+            raise
+
+    def _register(self, data: bytes) -> None:
+        """Make whole pages nodes of the prefix cache; `data` are the tokens after the path's."""
+        assert self._path is not None
+        tree = self._space._tree
+        tables = [self.tables[tier] for tier in tree.tiers]
+        step = self._space.plan.page_tokens * TOKEN_BYTES
+        tree.tick()
+        while len(data) >= step:
+            index = len(self._path)
+            parent = self._path[-1] if self._path else None
+            node = tree.add(parent, self.adapter, data[:step], [table[index] for table in tables])
+            if node is None:
+                self._leave_cache()
+                return
+            self._path.append(node)
+            data = data[step:]
+        self._loose = data
+
+    def _leave_cache(self) -> None:
+        """Hold nothing of the prefix cache, and add nothing to it any more."""
+        self._space._tree.leave(self._path or [])
+        self._path, self._loose = None, b""
 
     def _missing(self, num_tokens: int) -> dict[str, int]:
         """Pages to add in each tier to reach `num_tokens`."""
         pages = pages_for_tokens(num_tokens, self._space.plan.page_tokens)
-        return {tier: max(0, pages - len(table)) for tier, table in self.tables.items()}
+        return {
+            tier: max(0, (pages if tier in self._kept_from else min(pages, 1)) - len(table))
+            for tier, table in self.tables.items()
+        }
 
-    def _first_kept(self, window: int) -> int:
-        """Index of the first page that a query at num_computed sees."""
-        return first_visible(self.num_computed, window) // self._space.plan.page_tokens
+    def _held(self, tier: str) -> list[int]:
+        """The pages it owns of a tier."""
+        return self.tables[tier][self._kept_from.get(tier, 0) :]
 
     def _check_open(self) -> None:
+        self._space._check_usable()
         if self not in self._space._sequences:
             raise PageError("the sequence is closed; open a new one")
 
     def _check(self) -> None:
-        counts = self.num_computed, self.num_tokens
-        if any(type(count) is not int for count in counts) or not 0 <= counts[0] <= counts[1]:
-            raise IntegrityError(f"{counts[0]!r} of {counts[1]!r} tokens computed")
-        tiers = {tier.name for tier in self._space.plan.tiers}
-        if not tiers == self.tables.keys() == self._kept_from.keys():
+        """Raise `IntegrityError` unless tables and counts agree; the allocators know the rest."""
+        counts = self.num_cached, self.num_computed, self.num_tokens
+        if any(type(n) is not int for n in counts) or not 0 <= counts[0] <= counts[1] <= counts[2]:
             raise IntegrityError(
-                f"tables of tiers {list(self.tables)}, releases of {list(self._kept_from)}; "
-                f"the plan has {sorted(tiers)}"
+                f"{self.num_cached!r} tokens cached, {self.num_computed!r} computed, of "
+                f"{self.num_tokens!r}"
             )
-        pages = pages_for_tokens(self.num_tokens, self._space.plan.page_tokens)
-        for tier in self._space.plan.tiers:
-            table, noted = self.tables[tier.name], self._kept_from[tier.name]
-            strange = [page for page in table if type(page) is not int]
-            if strange:
-                raise IntegrityError(f"tier {tier.name!r}: pages must be ints, found {strange[:8]}")
-            kept_from = 0 if tier.window is None else self._first_kept(tier.window)
+        space, tree = self._space, self._space._tree
+        if self.tables.keys() != space._allocators.keys() or {*self._kept_from} != {*tree.tiers}:
+            raise IntegrityError(
+                f"tables of tiers {list(self.tables)}, kept from of {list(self._kept_from)}; "
+                f"the plan has {list(space._allocators)}, of positions {list(tree.tiers)}"
+            )
+        strange = [p for table in self.tables.values() for p in table if type(p) is not int]
+        if strange:
+            raise IntegrityError(f"tables hold what is no page: {strange[:8]}")
+        pages = pages_for_tokens(self.num_tokens, space.plan.page_tokens)
+        for number, tier in enumerate(tree.tiers):
+            table, noted = self.tables[tier], self._kept_from[tier]
+            kept_from = tree.first_page(number, self.num_computed)
             released = [i for i, page in enumerate(table) if page == NO_PAGE]
             if len(table) != pages or noted != kept_from or released != list(range(kept_from)):
                 raise IntegrityError(
-                    f"tier {tier.name!r}: table of {len(table)} pages, {released[:8]} released, "
+                    f"tier {tier!r}: table of {len(table)} pages, {released[:8]} released, "
                     f"kept from {noted!r}; "
                     f"{self.num_tokens} tokens of which {self.num_computed} were computed take "
                     f"{pages}, the first {kept_from} released"
+                )
+        for tier in self.tables.keys() - self._kept_from:
+            least = int(self.num_tokens > self.num_cached)
+            if not least <= len(self.tables[tier]) <= 1 or NO_PAGE in self.tables[tier]:
+                raise IntegrityError(
+                    f"tier {tier!r} of requests: {self.tables[tier]}, yet {self.num_tokens} tokens"
                 )

@@ -1,0 +1,134 @@
+"""What the prefix cache knows of some tokens. Asking changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvq_pools.nodes import TOKEN_BYTES, Node, chain, token_bytes
+from kvq_pools.pages import NO_PAGE
+from kvq_pools.tree import PrefixTree
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """What the cache has of some tokens; good until it drops something.
+
+    Attributes
+    ----------
+    num_tokens : positions [0, num_tokens) need not be computed
+    nodes : whole pages, shared
+    tail : a page of which only the first tokens are used, by copying it
+    version : of the tree when it was asked
+    """
+
+    num_tokens: int = 0
+    nodes: tuple[Node, ...] = field(default=(), repr=False)
+    tail: Node | None = field(default=None, repr=False)
+    version: int = field(default=0, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """Counters of a space since it was made.
+
+    Attributes
+    ----------
+    lookups : sequences opened with tokens
+    queried_tokens, hit_tokens : theirs, and how many of them the cache had
+    evicted_pages : pages that the cache gave up for others, all tiers together
+    """
+
+    lookups: int = 0
+    queried_tokens: int = 0
+    hit_tokens: int = 0
+    evicted_pages: int = 0
+
+
+def match(tree: PrefixTree, tokens: Sequence[int], adapter: str, *, partly: bool) -> PrefixHit:
+    """The longest prefix of the tokens that can be used; one token is left to compute.
+
+    `partly`: a page may be used in part, when there is room for a copy of it.
+    """
+    page_tokens, grain = tree.plan.page_tokens, tree.plan.granularity
+    data = token_bytes(tokens)
+    limit = max(0, len(tokens) - 1) // grain * grain
+    previous = tree.roots.get(adapter)
+    if previous is None or not limit:
+        return PrefixHit(version=tree.version)
+    step, nodes = page_tokens * TOKEN_BYTES, tree.nodes
+    path: list[Node] = []
+    for at in range(0, len(data) - step + 1, step):
+        page = data[at : at + step]
+        node = nodes.get(chain(previous.key, page))
+        # an equal key alone would trust the hash; with these it cannot mislead
+        if node is None or node.parent is not previous or node.tokens != page:
+            break
+        path.append(node)
+        previous = node
+    whole = min(len(path), limit // page_tokens)
+    start = whole * page_tokens
+    if partly and limit > start:
+        exact = (path[whole], page_tokens) if whole < len(path) else None
+        rest = data[whole * step : whole * step + step]
+        tail, common = exact or _closest(tree, previous, rest)
+        end = min(limit, start + common // grain * grain)
+        if tail is not None and end > start and _reach(tree, [*path[:whole], tail], end) == end:
+            hit = PrefixHit(end, tuple(path[:whole]), tail, tree.version)
+            if has_room(tree, hit):
+                return hit
+    end = _reach(tree, path, start)
+    return PrefixHit(end, tuple(path[: end // page_tokens]), None, tree.version)
+
+
+def claimed(tree: PrefixTree, hit: PrefixHit, *, tail: bool = False) -> list[int]:
+    """Pages of each tier that stop being evictable when the hit is taken, `tail` included."""
+    nodes = [*hit.nodes, hit.tail] if tail and hit.tail else list(hit.nodes)
+    unheld = 0
+    for node in reversed(nodes):
+        if node.holders:  # and so have its parents
+            break
+        unheld += 1
+    counts = []
+    for tier, allocator in enumerate(tree.allocators):
+        if tier in tree.windows:
+            seen = nodes[tree.first_page(tier, hit.num_tokens) :]
+            counts.append(sum(allocator.owners(node.pages[tier]) == 1 for node in seen))
+        else:
+            counts.append(unheld)
+    return counts
+
+
+def has_room(tree: PrefixTree, hit: PrefixHit) -> bool:
+    """Whether the hit's tail can be copied while all its pages are held."""
+    if hit.tail is None:
+        return True
+    return all(tree.num_free(t) > held for t, held in enumerate(claimed(tree, hit, tail=True)))
+
+
+def _closest(tree: PrefixTree, parent: Node, tokens: bytes) -> tuple[Node | None, int]:
+    """The child that begins most like `tokens`, and how many tokens they share."""
+    best, most = None, 0
+    for node in tree.recent(parent, tokens):
+        pairs = enumerate(zip(node.tokens, tokens, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), min(len(node.tokens), len(tokens)))
+        if same // TOKEN_BYTES > most:
+            best, most = node, same // TOKEN_BYTES
+    return best, most
+
+
+def _reach(tree: PrefixTree, path: Sequence[Node], end: int) -> int:
+    """`end`, or the last end of a page before it where every window finds its pages."""
+    page_tokens = tree.plan.page_tokens
+    while end:
+        gaps = (
+            index
+            for tier in tree.windows
+            for index in range((end - 1) // page_tokens, tree.first_page(tier, end) - 1, -1)
+            if path[index].pages[tier] == NO_PAGE
+        )
+        gap = next(gaps, None)
+        if gap is None:
+            break
+        end = gap * page_tokens
+    return end
