@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from pool_cases import FIVE, HEAD_DIMS, PAGE_TOKENS, PRICES, Recorder, spec
+from device import planes, scribble
+from family_cases import FAMILIES
+from pool_cases import FIVE, Recorder, spec
 
 import kvq_codecs
 from kvq_codecs import PlaneError, Spec
-from kvq_pools import CacheSpace, PlanError, Pool, PoolPlan, Slab, Tier, hybrid_swa, mha
+from kvq_pools import CacheSpace, PageError, PlanError, Pool, PoolPlan, Slab, Tier, hybrid_swa, mha
 
 
 def as_mha(k: Spec, v: Spec, dim: int, page_tokens: int) -> PoolPlan:
@@ -30,41 +31,6 @@ def as_hybrid(k: Spec, v: Spec, dim: int, page_tokens: int) -> PoolPlan:
         page_tokens=page_tokens,
         window_pages=2,
     )
-
-
-def as_all_window(k: Spec, v: Spec, dim: int, page_tokens: int) -> PoolPlan:
-    return hybrid_swa(
-        full_layers=(),
-        window_layers=(0, 5),
-        window=20,
-        kv_heads=1,
-        head_dim=dim,
-        k=k,
-        v=v,
-        page_tokens=page_tokens,
-    )
-
-
-# family → (plan, rows of one slab for a pool of `pages` usable pages)
-FAMILIES: dict[str, tuple[Callable[..., PoolPlan], Callable[[int, int], int]]] = {
-    "mha": (as_mha, lambda pages, tokens: 3 * (pages + 1) * 2 * tokens),
-    "hybrid": (as_hybrid, lambda pages, tokens: ((pages + 1) + 2 * (2 + 1)) * tokens),
-    "all_window": (as_all_window, lambda pages, tokens: 2 * (pages + 1) * tokens),
-}
-
-
-@pytest.mark.parametrize("codec", PRICES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_planned_bytes_are_the_live_buffers_bytes(family: str, codec: str) -> None:
-    make, rows = FAMILIES[family]
-    divisor, price = PRICES[codec]
-    for dim in (d for d in HEAD_DIMS if d % divisor == 0):
-        for page_tokens in PAGE_TOKENS:
-            memory = Recorder()
-            plan = make(spec(codec), spec("bf16"), dim, page_tokens)
-            pool = Pool(plan, 3, memory)
-            wanted = rows(3, page_tokens) * (price(dim) + 2 * dim)
-            assert wanted == memory.nbytes == pool.nbytes == plan.nbytes(3)
 
 
 def test_planned_bytes_where_codecs_and_rows_differ_within_a_tier() -> None:
@@ -149,6 +115,34 @@ def test_pages_of_a_tier_and_the_one_that_is_padding() -> None:
     assert pool.view("k", 0).lead[0] == 3
     with pytest.raises(KeyError, match="ring"):
         pool.pages("ring")
+
+
+def test_a_page_is_copied_in_every_slab_plane_and_layer() -> None:
+    plan = FAMILIES["qsa"].make(spec("five"), 96, 8)
+    pool = Pool(plan, 5)
+    scribble(pool)
+    for tier, source, target in (("full", 1, 4), ("full", 4, 0), ("ring", 2, 0), ("full", 2, 2)):
+        pages = range(pool.pages(tier) + 1)
+        before = {t.name: planes(pool, t.name) for t in plan.tiers}
+        before = {name: [plane.copy() for plane in all_] for name, all_ in before.items()}
+        pool.copy_page(tier, source, target)
+        for plane, old in zip(planes(pool, tier), before.pop(tier), strict=True):
+            for page in pages:
+                assert np.array_equal(plane[page], old[source if page == target else page])
+        for other, all_ in before.items():
+            assert all(map(np.array_equal, planes(pool, other), all_))
+
+
+@pytest.mark.parametrize("bad", [5, -1, 2**40, 1.0, True])
+def test_only_pages_of_the_tier_are_copied(bad: Any) -> None:
+    pool = Pool(FAMILIES["qsa"].make(spec("q8_0"), 64, 8), 5)
+    for pages in ((bad, 0), (0, bad)):
+        with pytest.raises(PageError):
+            pool.copy_page("full", *pages)
+    with pytest.raises(PageError, match=r"tier 'ring' has pages 0 … 2, got 3"):
+        pool.copy_page("ring", 0, 3)
+    with pytest.raises(KeyError, match="window"):
+        pool.copy_page("window", 0, 1)
 
 
 def test_views_that_are_not_stored() -> None:

@@ -129,24 +129,26 @@ class Pool:
         self._check_keep(after, num_pages, keep)
         try:
             staged = {t: stage(self._buffers[t], held[t], self._to_host) for t in held}
-        except Exception as error:
+        except BaseException as error:
+            _let_go(error)
+            if not isinstance(error, Exception):
+                raise
             raise RebuildRejected(
-                f"live pages cannot be copied to the host and back: {error!r}; nothing was touched; "
-                "free host memory, or let to_host give what a slice can be set to"
+                f"live pages cannot go to the host and back ({error!r}); nothing was touched: free "
+                "host memory, or let to_host give what a slice can be set to"
             ) from error
         before = self.plan, self.num_pages
         goal = f"{num_pages} pages of {after.page_bytes:,} bytes"
         try:
             self._replace(after, num_pages, staged, keep, f"a rebuild to {goal} was interrupted")
         except BaseException as error:
-            # The frames of the failure hold buffers, which would still take memory below.
-            traceback.clear_frames(error.__traceback__)
+            _let_go(error)
             reason = f"a rebuild to {goal} failed ({error!r}), and so did the way back"
             as_held = {tier: {page: page for page in held[tier]} for tier in held}
             try:
                 self._replace(*before, staged, as_held, reason)
             except BaseException as second:
-                traceback.clear_frames(second.__traceback__)
+                _let_go(second)
                 self._drop()
                 self.failed = f"{reason} ({second!r})"
                 raise PoolFailed(self._failure()) from second
@@ -178,6 +180,8 @@ class Pool:
 
     def _drop(self) -> None:
         self._views.clear()
+        for buffers in self._buffers.values():
+            buffers.clear()  # what closures in the frames of an old error hold is the list
         self._buffers.clear()
 
     def _allocate(self, plan: PoolPlan, num_pages: int) -> None:
@@ -235,6 +239,11 @@ class Pool:
 
     def _failure(self) -> str:
         return f"the pool has no memory: {self.failed}; make a new pool"
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop the buffers that the frames of an error hold: whoever keeps it must not keep them."""
+    traceback.clear_frames(error.__traceback__)
 
 
 def _rows(tier: Tier, plan: PoolPlan) -> tuple[object, ...]:
