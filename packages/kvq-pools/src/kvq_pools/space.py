@@ -98,6 +98,12 @@ class CacheSpace:
         tiers = self._tree.tiers
         return self._tree.num_cached(tiers.index(tier)) if tier in tiers else 0
 
+    def num_evictable(self, tier: str) -> int:
+        """Pages of a tier that only the prefix cache needs; `num_free` counts them too."""
+        self._allocator(tier)
+        tiers = self._tree.tiers
+        return self._tree.num_evictable(tiers.index(tier)) if tier in tiers else 0
+
     def fits(self, num_tokens: int, step_tokens: int = 1) -> bool:
         """Whether a sequence of that length fits the empty pool, computed in such steps."""
         return all(
