@@ -12,25 +12,11 @@ from pool_cases import FIVE, Recorder, spec
 
 import kvq_codecs
 from kvq_codecs import PlaneError, Spec
-from kvq_pools import CacheSpace, PageError, PlanError, Pool, PoolPlan, Slab, Tier, hybrid_swa, mha
+from kvq_pools import CacheSpace, PageError, PlanError, Pool, PoolPlan, Slab, Tier, mha
 
 
 def as_mha(k: Spec, v: Spec, dim: int, page_tokens: int) -> PoolPlan:
     return mha(layers=(1, 4, 6), kv_heads=2, head_dim=dim, k=k, v=v, page_tokens=page_tokens)
-
-
-def as_hybrid(k: Spec, v: Spec, dim: int, page_tokens: int) -> PoolPlan:
-    return hybrid_swa(
-        full_layers=(2,),
-        window_layers=(0, 1),
-        window=20,
-        kv_heads=1,
-        head_dim=dim,
-        k=k,
-        v=v,
-        page_tokens=page_tokens,
-        window_pages=2,
-    )
 
 
 def test_planned_bytes_where_codecs_and_rows_differ_within_a_tier() -> None:
@@ -59,7 +45,7 @@ def test_memory_starts_zeroed_whatever_it_held(codec: str) -> None:
 
 def test_views_are_all_of_the_memory_and_never_overlap() -> None:
     memory = Recorder()
-    pool = Pool(as_hybrid(spec("five"), spec("q6_0"), 96, 16), 3, memory)
+    pool = Pool(FAMILIES["hybrid_swa"].make(spec("five"), 96, 16), 3, memory)
     layers = {"full": (2,), "window": (0, 1)}
     planes = [
         array
@@ -108,7 +94,7 @@ def test_a_codec_that_nobody_knows_is_held_without_an_edit() -> None:
 
 
 def test_pages_of_a_tier_and_the_one_that_is_padding() -> None:
-    pool = Pool(as_hybrid(spec("q8_0"), spec("q8_0"), 64, 16), 9)
+    pool = Pool(FAMILIES["hybrid_swa"].make(spec("q8_0"), 64, 16), 9)
     assert (pool.pages("full"), pool.padding_page("full")) == (9, 9)
     assert (pool.pages("window"), pool.padding_page("window")) == (2, 2)
     assert pool.view("k", 2).lead[0] == 10

@@ -225,6 +225,25 @@ def test_a_second_failure_on_the_way_back_latches(
     assert pairs > 300
 
 
+def test_between_two_states_the_pool_is_in_neither() -> None:
+    """So that no interruption, wherever it strikes, leaves a pool in use without its memory."""
+    said = []
+
+    def look() -> None:
+        with pytest.raises(PoolFailed) as caught:
+            pool.view("k", 1)
+        said.append(str(caught.value))
+        with pytest.raises(PoolFailed):
+            pool.rebuild(2)
+
+    pool = Pool(hybrid(), 3, on_free=look)
+    pool.rebuild(5)
+    assert len(said) == 1
+    assert "a rebuild to 5 pages of 288 bytes was interrupted" in said[0]
+    assert pool.failed is None
+    assert pool.view("k", 1).lead[0] == 6
+
+
 def test_freed_memory_that_cannot_be_given_back_counts_as_a_failure() -> None:
     change = CHANGES["grow"]
     calls = []
