@@ -56,7 +56,7 @@ def between_markers(path: Path, text: str) -> str:
 
 def models_page() -> str:
     """The families of models that are served."""
-    families = "".join(f"- `{family}`\n" for family in config.WINDOWS)
+    families = "".join(f"- `{family}`\n" for family in config.SERVED)
     return f"""# Models
 
 `kvq serve` takes models of these families, by the `model_type` of their `config.json`. A GGUF file

@@ -67,8 +67,8 @@ def test_smollm2_answers_and_loads_again_fast(smollm2_dir):
 
 
 def test_gemmas_geometry_is_read_before_any_conversion(gemma_gguf, gemma_dir):
-    before = geometry(read_config(ModelSource(gemma_gguf, "gguf", "gemma")))
-    after = geometry(read_config(resolve(str(gemma_dir))))
+    before = geometry(read_config(ModelSource(gemma_gguf, "gguf", "gemma")).to_dict())
+    after = geometry(read_config(resolve(str(gemma_dir))).to_dict())
     assert before == after
     assert (before.num_layers, before.num_heads, before.num_kv_heads) == (18, 4, 1)
     assert (before.head_dim, before.window, before.full_layers) == (256, 512, (5, 11, 17))
@@ -76,7 +76,7 @@ def test_gemmas_geometry_is_read_before_any_conversion(gemma_gguf, gemma_dir):
 
 def test_reading_a_config_touches_no_weights(directory):
     (directory / "model.safetensors").write_bytes(b"")
-    assert geometry(read_config(resolve(str(directory)))).num_layers == 7
+    assert geometry(read_config(resolve(str(directory))).to_dict()).num_layers == 7
 
 
 def test_a_directory_loads_in_the_dtype_asked_for_ready_to_run(directory):

@@ -1,5 +1,7 @@
 """GGUF metadata to a transformers config: one function an architecture says what differs.
 
+transformers, which imports torch, is imported only where a config of its own is made.
+
 What the file says and transformers' own GGUF reader ignores (a rope scaling, soft caps, the query
 scale of the largest Gemmas) is either translated or refused, never dropped.
 """
@@ -7,12 +9,14 @@ scale of the largest Gemmas) is either translated or refused, never dropped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import AutoConfig, PreTrainedConfig
 
 from kvq_cli.models.gguf_file import GgufError, GgufFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 EMBEDDING = "token_embd.weight"
 ROPE_FACTORS = "rope_freqs.weight"
@@ -24,7 +28,15 @@ _LLAMA3_ROPE = {
 
 
 def hf_config(file: GgufFile) -> PreTrainedConfig:
-    """The config of the model in `file`; no weights are read.
+    """The config of the model in `file`; no weights are read. Raises as `settings`."""
+    from transformers import AutoConfig
+
+    config: PreTrainedConfig = AutoConfig.for_model(**settings(file))
+    return config
+
+
+def settings(file: GgufFile) -> dict[str, Any]:
+    """The model in `file` as a config.json would describe it.
 
     Raises
     ------
@@ -48,9 +60,7 @@ def hf_config(file: GgufFile) -> PreTrainedConfig:
             "use the model's safetensors directory instead"
         )
     model_type, own = _ARCHITECTURES[file.architecture]
-    settings = {**_common(file), **own(file)}
-    config: PreTrainedConfig = AutoConfig.for_model(model_type, **settings)
-    return config
+    return {"model_type": model_type, **_common(file), **own(file)}
 
 
 def stop_token_ids(file: GgufFile) -> list[int]:

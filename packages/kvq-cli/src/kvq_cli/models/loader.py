@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from kvq_cli.config import ConfigError, ModelGeometry, geometry
+from kvq_cli.config import ConfigError, ModelGeometry, check_servable, geometry
 from kvq_cli.models.convert import Progress, convert
 from kvq_cli.models.gguf_config import hf_config
 from kvq_cli.models.gguf_file import read_gguf
@@ -90,7 +90,8 @@ def load(
     ModelLoadError : files are missing, damaged or do not fit the config
     GgufError, ConversionError : as `convert`
     """
-    facts = geometry(read_config(source))
+    facts = geometry(read_config(source).to_dict())
+    check_servable(facts)
     directory = source.path
     if source.kind == "gguf":
         directory = convert(source.path, cache_dir=cache_dir, progress=progress)

@@ -7,23 +7,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from geometries import shape
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-import kvq_codecs
-from kvq_cli.config import (
-    WINDOWS,
-    CacheFormat,
-    CacheFormatError,
-    ConfigError,
-    ModelGeometry,
-    UnsupportedModel,
-    check_format,
-    geometry,
-    parse_cache_dtype,
-    quality_notes,
-)
+from kvq_cli.config import SERVED, UnsupportedModel, check_servable, geometry
 
 SMALL = {
     "vocab_size": 64,
@@ -96,7 +85,7 @@ def test_geometry_is_what_the_models_modules_ask_of_attention(family, spied_call
     model = AutoModelForCausalLM.from_config(config, attn_implementation="spy")
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.int64), use_cache=False)
-    found = geometry(config)
+    found = geometry(config.to_dict())
     assert found.num_layers == len(spied_calls) == 7
     for layer, call in enumerate(spied_calls):
         assert call["q"] == (1, found.num_heads, 3, found.head_dim)
@@ -111,59 +100,81 @@ def test_geometry_is_what_the_models_modules_ask_of_attention(family, spied_call
 
 
 def test_every_supported_family_is_compared():
-    assert {model_type for model_type, _ in FAMILIES.values()} == set(WINDOWS)
+    assert {model_type for model_type, _ in FAMILIES.values()} == set(SERVED)
 
 
 def test_families_with_windows_have_full_and_window_layers():
     config = AutoConfig.for_model("gemma3_text", **SMALL, sliding_window=16)
-    found = geometry(config)
+    found = geometry(config.to_dict())
     assert found.full_layers == (5,)
     assert found.window_layers == (0, 1, 2, 3, 4, 6)
     assert found.window == 16
-    assert geometry(AutoConfig.for_model("llama", **SMALL)).window is None
+    assert geometry(AutoConfig.for_model("llama", **SMALL).to_dict()).window is None
 
 
 def test_a_multimodal_config_gives_its_text_models_geometry():
     text = SMALL | {"model_type": "gemma3_text", "sliding_window": 16}
-    found = geometry(transformers.Gemma3Config(text_config=text))
-    assert found == geometry(AutoConfig.for_model("gemma3_text", **SMALL, sliding_window=16))
+    found = geometry(transformers.Gemma3Config(text_config=text).to_dict())
+    assert found == geometry(
+        AutoConfig.for_model("gemma3_text", **SMALL, sliding_window=16).to_dict()
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("deepseek_v2", "latent attention"),
+        ("mamba", "state-space layers"),
+        ("jamba", "state-space layers"),
+        ("bamba", "state-space layers"),
+        ("t5", "encoder-decoder"),
+        ("bart", "encoder-decoder"),
+        ("gpt2", "not been proved"),
+    ],
+)
+def test_unknown_models_are_refused_with_the_reason_and_the_known(model_type, reason):
+    with pytest.raises(UnsupportedModel, match=reason) as refused:
+        geometry(AutoConfig.for_model(model_type).to_dict())
+    assert "llama, smollm3, mistral" in str(refused.value)
+
+
+def test_attention_that_looks_ahead_has_no_cache():
+    config = AutoConfig.for_model("gemma3_text", use_bidirectional_attention=True)
+    with pytest.raises(UnsupportedModel, match="looks ahead"):
+        geometry(config.to_dict())
 
 
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
         ("deepseek_v3", {}, "latent attention"),
-        ("deepseek_v2", {}, "latent attention"),
+        ("deepseek_v32", {}, "latent attention"),
+        ("glm_moe_dsa", {}, "latent attention"),
+        ("qwen4_exp_text", {"indexer_head_dim": 128, "indexer_compress_ratio": 4}, "sparse"),
         ("qwen3_next", {}, "linear-attention layers"),
-        ("mamba", {}, "state-space layers"),
-        ("jamba", {}, "state-space layers"),
-        ("bamba", {}, "state-space layers"),
-        ("t5", {}, "encoder-decoder"),
-        ("bart", {}, "encoder-decoder"),
-        ("gpt2", {}, "not been proved"),
+        ("qwen3_5_moe_text", {}, "linear-attention layers"),
+        ("gemma4_text", {}, "not been proved"),
         ("qwen2_moe", SLIDING, "hides the window"),
-        ("gemma3_text", {"use_bidirectional_attention": True}, "looks ahead"),
     ],
 )
-def test_other_models_are_refused_with_the_reason_and_the_supported(model_type, settings, reason):
+def test_what_is_planned_but_not_served_is_refused_with_the_reason(model_type, settings, reason):
+    model = geometry({"model_type": model_type, **settings})
     with pytest.raises(UnsupportedModel, match=reason) as refused:
-        geometry(AutoConfig.for_model(model_type, **settings))
+        check_servable(model)
     assert "llama, smollm3, mistral" in str(refused.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_served_passes(family):
+    model_type, settings = FAMILIES[family]
+    check_servable(geometry({"model_type": model_type, **SMALL, **settings}))
 
 
 def test_layers_without_keys_and_values_are_refused():
     config = AutoConfig.for_model("qwen3", **SMALL)
     config.layer_types = ["linear_attention", *config.layer_types[1:]]
     with pytest.raises(UnsupportedModel, match="layers of type linear_attention"):
-        geometry(config)
-
-
-def shape(**changes: Any) -> ModelGeometry:
-    facts = {
-        "model_type": "llama", "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
-        "hidden_size": 256, "vocab_size": 8, "max_position": 16, "windows": (None, None),
-    }  # fmt: skip
-    return ModelGeometry(**(facts | changes))
+        geometry(config.to_dict())
 
 
 def test_windows_of_two_sizes_are_refused():
@@ -174,67 +185,3 @@ def test_windows_of_two_sizes_are_refused():
 def test_heads_that_do_not_share_evenly_are_refused():
     with pytest.raises(UnsupportedModel, match="4 query heads do not share 3"):
         shape(num_kv_heads=3)
-
-
-@pytest.mark.parametrize(
-    ("text", "k", "v"),
-    [
-        ("q4_0", "q4_0", "q4_0"),
-        ("k=q8_0,v=q4_0", "q8_0", "q4_0"),
-        (" v = fp32 , k = bf16 ", "bf16", "fp32"),
-    ],
-)
-def test_cache_dtypes_that_are_understood(text, k, v):
-    assert parse_cache_dtype(text) == CacheFormat(k, v)
-
-
-@pytest.mark.parametrize("name", kvq_codecs.names())
-def test_every_codec_is_a_cache_dtype_and_prints_as_one(name):
-    assert parse_cache_dtype(str(parse_cache_dtype(name))) == CacheFormat(name, name)
-    mixed = f"k={name},v=fp32"
-    assert parse_cache_dtype(str(parse_cache_dtype(mixed))) == CacheFormat(name, "fp32")
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "q5_9", "k=q8_0", "k=q8_0,v=", "k=q8_0,k=q4_0", "q8_0,q4_0", "k=q8_0,v=q4_0,w=q4_0",
-     "k=q8_0,q4_0", "Q4_0", "=q4_0,v=q4_0"],
-)  # fmt: skip
-def test_cache_dtypes_that_are_refused_name_the_given_and_the_allowed(text):
-    with pytest.raises(CacheFormatError) as refused:
-        parse_cache_dtype(text)
-    assert repr(text) in str(refused.value)
-    assert all(name in str(refused.value) for name in kvq_codecs.names())
-
-
-def test_a_codec_wider_than_the_head_is_refused_with_those_that_fit():
-    with pytest.raises(CacheFormatError) as refused:
-        check_format(shape(head_dim=64), CacheFormat("q8_0", "iso3"))
-    text = str(refused.value)
-    assert text.startswith("iso3 cannot store the values of this llama model")
-    assert "128 values at a time and head_dim 64 is not a multiple" in text
-    fitting = text.rsplit(": ", 1)[1].split(", ")
-    assert fitting == [n for n in kvq_codecs.names() if not 64 % kvq_codecs.get(n).spec.divisor]
-    assert "q8_0" in fitting and "iso4" not in fitting
-
-
-@pytest.mark.parametrize("name", kvq_codecs.names())
-@pytest.mark.parametrize("head_dim", [16, 48, 64, 96, 128, 256])
-def test_a_format_is_accepted_exactly_when_its_codec_stores_such_rows(name, head_dim):
-    try:
-        kvq_codecs.get(name).spec.check(head_dim)
-    except ValueError:
-        with pytest.raises(ConfigError):
-            check_format(shape(head_dim=head_dim), CacheFormat(name, "fp32"))
-    else:
-        check_format(shape(head_dim=head_dim), CacheFormat(name, "fp32"))
-
-
-def test_iso_on_gemma3_is_warned_of_and_nothing_else_is():
-    gemma = shape(model_type="gemma3_text", head_dim=256)
-    (note,) = quality_notes(gemma, CacheFormat("iso3", "q8_0"))
-    assert "iso3 is known to ruin Gemma 3" in note and "mean KL of 2.1" in note
-    assert all(safer in note for safer in ("q8_0", "q6_0", "k=q8_0,v=q4_0"))
-    assert len(quality_notes(gemma, CacheFormat("iso3", "iso4"))) == 2
-    assert quality_notes(gemma, CacheFormat("q8_0", "q4_0")) == ()
-    assert quality_notes(shape(head_dim=128), CacheFormat("iso3", "iso3")) == ()

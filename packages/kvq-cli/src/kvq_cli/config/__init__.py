@@ -1,0 +1,47 @@
+"""What a model and a command line ask of the cache. Hugging Face key names live here only."""
+
+from kvq_cli.config.errors import CacheFormatError, ConfigError, UnsupportedModel
+from kvq_cli.config.families import PLANNED, SERVED, check_servable, geometry, token_ids
+from kvq_cli.config.formats import (
+    CacheFormat,
+    Formats,
+    LayerFormats,
+    check_format,
+    distinct,
+    parse_cache_dtype,
+    parse_formats,
+    parse_layer_dtypes,
+    quality_notes,
+)
+from kvq_cli.config.geometry import Family, Index, Latent, ModelGeometry, State
+from kvq_cli.config.pools import build_plan, pages_per_request
+from kvq_cli.config.workspace import Workspace, workspace
+
+__all__ = [
+    "PLANNED",
+    "SERVED",
+    "CacheFormat",
+    "CacheFormatError",
+    "ConfigError",
+    "Family",
+    "Formats",
+    "Index",
+    "Latent",
+    "LayerFormats",
+    "ModelGeometry",
+    "State",
+    "UnsupportedModel",
+    "Workspace",
+    "build_plan",
+    "check_format",
+    "check_servable",
+    "distinct",
+    "geometry",
+    "pages_per_request",
+    "parse_cache_dtype",
+    "parse_formats",
+    "parse_layer_dtypes",
+    "quality_notes",
+    "token_ids",
+    "workspace",
+]

@@ -1,0 +1,111 @@
+"""What computing a step takes beside weights and cache, at most.
+
+The terms follow `kvq serve`: a transformers model that keeps one layer's activations at a time,
+over the reference attention. A test holds them against the bytes that really live during steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvq_cli.config.geometry import ModelGeometry
+from kvq_codecs.codec import DEVICE_CHUNK_VALUES, HOST_CHUNK_VALUES
+from kvq_pools import heads_per_rank
+
+# As kvq_attention's reference has them; it imports torch, so a test compares instead.
+SCORE_BYTES, BLOCK_ROWS = 64 << 20, 64
+# Codecs code a chunk of values at a time, through integers and floats of several widths.
+CODEC_BYTES_PER_VALUE = 36
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Bytes by what needs them; of the last three only one lives at a time.
+
+    Attributes
+    ----------
+    hidden : the residual stream of a step's tokens, its normalization, rotary tables
+    attention : queries, keys, values and their rotated copies; K and V of one request and layer
+        decoded to float32; a block of scores; a codec's chunk
+    feed_forward : one layer's, of all experts that a token visits
+    logits : of one token a request, and a distribution to draw from
+    """
+
+    hidden: int
+    attention: int
+    feed_forward: int
+    logits: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes at the peak."""
+        return self.hidden + max(self.attention, self.feed_forward, self.logits)
+
+
+def workspace(
+    model: ModelGeometry,
+    *,
+    context: int,
+    max_running_requests: int,
+    max_prefill_tokens: int,
+    value_bytes: int = 2,
+    on_host: bool = False,
+    ranks: int = 1,
+) -> Workspace:
+    """An upper estimate of a step's peak on one rank.
+
+    Parameters
+    ----------
+    context : most tokens of a request
+    max_running_requests, max_prefill_tokens : a step computes at most one token of each running
+        request and so many of prompts
+    value_bytes : of what is computed with
+    on_host : a CPU codes smaller chunks than a GPU
+    ranks : tensor-parallel; heads and feed-forward parts are divided
+    """
+    tokens = max_running_requests + max_prefill_tokens
+    hidden = tokens * (model.hidden_size * (4 * value_bytes + 3 * FP32) + 4 * model.head_dim * FP32)
+
+    if model.window is not None and not model.full_layers:
+        context = min(context, model.window - 1 + max_prefill_tokens)
+    width, rows = _widest_layer(model, ranks)
+    projected = tokens * width * (4 * value_bytes + 2 * FP32)
+    seen = context * rows
+    decoded = 3 * seen * FP32  # keys, values and the packed rows of the latter
+    chunk = min(HOST_CHUNK_VALUES if on_host else DEVICE_CHUNK_VALUES, max(seen, tokens * rows))
+    scores = _score_bytes(-(-model.num_heads // ranks), context)
+    attention = projected + decoded + chunk * CODEC_BYTES_PER_VALUE + scores
+
+    experts = model.experts_per_token
+    copies = 9 if experts else 4  # some experts clamp and gate in copies of their own
+    feed_forward = tokens * (copies * model.feed_forward // ranks + 3 * experts * model.hidden_size)
+    drawing = 48 * model.vocab_size  # one row in float64: scores, their order, their sums
+    logits = max_running_requests * model.vocab_size * (value_bytes + FP32) + drawing
+    return Workspace(hidden, attention, feed_forward * value_bytes, logits)
+
+
+def _widest_layer(model: ModelGeometry, ranks: int) -> tuple[int, int]:
+    """Values of a token's queries, keys and values; and of its keys alone."""
+    heads = -(-model.num_heads // ranks)
+    shapes = [(model.num_kv_heads, model.head_dim)]
+    if model.window_layers:
+        shapes.append(
+            (
+                model.window_kv_heads or model.num_kv_heads,
+                model.window_head_dim or model.head_dim,
+            )
+        )
+    local = [(heads_per_rank(kv_heads, ranks), dim) for kv_heads, dim in shapes]
+    width = max((heads + 2 * kv_heads) * dim for kv_heads, dim in local)
+    if model.state is not None:
+        state = model.state
+        channels = 2 * state.key_heads * state.key_dim + state.value_heads * state.value_dim
+        width = max(width, channels // ranks)
+    return width, max(kv_heads * dim for kv_heads, dim in local)
+
+
+def _score_bytes(heads: int, context: int) -> int:
+    """A block of query rows over all they see, of the cache and of the step, and the two joined."""
+    row = 2 * heads * context * FP32
+    return row * min(BLOCK_ROWS, max(1, SCORE_BYTES // row))

@@ -1,0 +1,32 @@
+"""A model's config as a plain mapping, read without transformers and torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kvq_cli.config import ConfigError
+from kvq_cli.models.gguf_config import settings
+from kvq_cli.models.gguf_file import read_gguf
+
+
+def raw_config(path: Path) -> dict[str, Any]:
+    """What a config.json, or the header of a GGUF file, says about its model.
+
+    Raises
+    ------
+    ConfigError : no such file, or not a JSON object
+    GgufError : a damaged file, or an architecture that is not converted
+    """
+    if path.suffix.lower() == ".gguf":
+        return settings(read_gguf(path))
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path} holds a JSON {type(config).__name__}, not an object of settings")
+    return config
