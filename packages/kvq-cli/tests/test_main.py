@@ -24,7 +24,16 @@ def kvq(*arguments):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["formats"], ["serve", "--help"], ["serve", "--nope"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["formats"],
+        ["serve", "--help"],
+        ["serve", "--nope"],
+        ["ctl", "stats", "--help"],
+        ["ctl", "cache", "--nope"],
+    ],
 )
 def test_what_needs_no_model_imports_no_model_library(arguments):
     done = kvq(*arguments)

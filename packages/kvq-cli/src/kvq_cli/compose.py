@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-import kvq_codecs
 from kvq_attention import support
+from kvq_cli import sizing
 from kvq_cli.config import (
     CacheFormat,
     ConfigError,
+    Formats,
     ModelGeometry,
+    build_plan,
     check_format,
+    check_servable,
+    distinct,
     geometry,
-    parse_cache_dtype,
+    parse_formats,
     quality_notes,
 )
-from kvq_cli.engine.async_engine import AsyncEngine, EngineSummary
+from kvq_cli.engine.async_engine import AsyncEngine
+from kvq_cli.engine.cache import CacheChoice, CacheMeans, LiveCache
 from kvq_cli.engine.engine import Engine
+from kvq_cli.engine.params import EngineSummary
 from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.models import attention
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
-from kvq_pools import Pool, PoolPlan, hybrid_swa, mha, pages_for_tokens, window_pages_per_request
+from kvq_cli.sizing import Limits
+from kvq_pools import Budget, Pool, PoolPlan
 
-# Share of the memory that is free once the weights are loaded which the cache may take when the
-# user names no size: a CPU shares its memory with everything else, a GPU mostly does not.
-MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.85}
+# Share of the memory that is free before loading which weights, workspace and cache may take
+# together: a CPU shares its memory with everything else, a GPU mostly does not.
+MEMORY_RATIO = {"cpu": 0.6, "cuda": 0.9}
+CACHE_TYPES = ("prefix", "none")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,6 +56,8 @@ class ServeOptions:
     max_model_len : longest request (tokens, prompt and generated together)
     page_tokens : tokens a page
     max_prefill_tokens : most prompt tokens computed in one step
+    memory_ratio : share of the free memory that weights, workspace and cache may take together
+    cache_type : "prefix" keeps the pages of finished requests for those that begin alike
     """
 
     model: str
@@ -56,15 +69,25 @@ class ServeOptions:
     page_tokens: int = 16
     max_running_requests: int = 16
     max_prefill_tokens: int = 512
+    memory_ratio: float | None = None
     attention_backend: str = "auto"
+    cache_type: str = "prefix"
     served_model_name: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.cache_type not in CACHE_TYPES:
+            raise ConfigError(
+                f"cache_type must be {' or '.join(CACHE_TYPES)}, got {self.cache_type!r}"
+            )
         if self.served_model_name == "":
             raise ConfigError("served_model_name is empty; give a name or leave it out")
+        if self.memory_ratio is not None and not 0 < self.memory_ratio <= 1:
+            raise ConfigError(
+                f"memory_ratio must be above 0 and at most 1, got {self.memory_ratio}"
+            )
         for name in ("num_tokens", "max_model_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -89,82 +112,154 @@ def build_engine(
     """
     source = resolve(options.model)
     config = read_config(source)
-    shape = geometry(config)
-    format_ = parse_cache_dtype(options.kv_cache_dtype)
-    check_format(shape, format_)
+    shape = geometry(config.to_dict())
+    check_servable(shape)
     device = _device(options.device)
     dtype = _dtype(options.dtype, device, config)
-    backend = support.choose(
-        options.attention_backend,
-        k=format_.k,
-        v=format_.v,
-        head_dim=shape.head_dim,
-        device=device.type,
-        features=_features(shape),
-    )
+    choice = choose_cache(options.kv_cache_dtype, shape, options, device)
     context = options.max_model_len or shape.max_position
     if context > shape.max_position:
         raise ConfigError(
             f"max_model_len {context} exceeds the {shape.max_position} positions the model "
             f"was made for; use at most {shape.max_position}"
         )
-    plan = make_plan(shape, format_, options)
+    limits = _limits(context, options, dtype, device)
+    ratio = options.memory_ratio or MEMORY_RATIO[device.type]
+    free = _free_bytes(device)
+    # what does not fit without weights will not fit beside them
+    size_pool(choice.plan, shape, limits, options, Budget(free, free, ratio))
 
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     attention.install(loaded.model)
-    pages = _num_pages(plan, options, context, device)
-    pool = Pool(plan, pages, empty=lambda shape, kind: _empty(shape, kind, device))
-    fits = pages * plan.page_tokens
     name = options.served_model_name or loaded.name
-    engine = Engine(
-        ModelRunner(loaded.model, loaded.geometry, pool, backend=backend),
+    engine = assemble(
+        loaded.model,
         loaded.tokenizer,
-        max_model_len=min(context, fits),
+        loaded.geometry,
+        choice,
+        options,
+        num_pages=size_pool(
+            choice.plan, shape, limits, options, Budget(free, _free_bytes(device), ratio)
+        ),
+        context=context,
+        namespace=_identity(name, source.path, config),
+    )
+
+    def summarize(engine: Engine) -> EngineSummary:
+        cache = engine.cache
+        formats = parse_formats(cache.choice.cache_dtype, shape)
+        bf16 = make_plan(shape, CacheFormat("bf16", "bf16"), options)
+        weights = f"{dtype} weights on {device}".replace("torch.", "")
+        return EngineSummary(
+            model_name=name,
+            cache_dtype=cache.choice.cache_dtype,
+            bytes_per_token=cache.pool.plan.token_bytes,
+            bf16_bytes_per_token=bf16.token_bytes,
+            page_tokens=options.page_tokens,
+            num_tokens=cache.num_tokens,
+            bf16_num_tokens=bf16.pages_for(cache.pool.nbytes) * options.page_tokens,
+            max_model_len=engine.max_model_len,
+            cache_bytes=cache.pool.nbytes,
+            backend=f"{cache.choice.backend} attention, {weights}",
+            prefix_cache=cache.space.prefix_cache,
+            notes=(*quality_notes(shape, formats), *_capacity_notes(context, cache.max_tokens)),
+        )
+
+    return AsyncEngine(engine, summarize)
+
+
+def choose_cache(
+    cache_dtype: str, shape: ModelGeometry, options: ServeOptions, device: torch.device
+) -> CacheChoice:
+    """A model's cache in a format, or a `ValueError` that says why it cannot be served."""
+    formats = parse_formats(cache_dtype, shape)
+    check_format(shape, formats)
+    backend = options.attention_backend
+    for cache in distinct(formats):  # one backend for all layers: the first format narrows auto
+        backend = support.choose(
+            backend,
+            k=cache.k,
+            v=cache.v,
+            head_dim=shape.head_dim,
+            device=device.type,
+            features=_features(shape),
+        )
+    return CacheChoice(str(formats), make_plan(shape, formats, options), backend)
+
+
+def assemble(
+    model: Any,
+    tokenizer: Any,
+    shape: ModelGeometry,
+    choice: CacheChoice,
+    options: ServeOptions,
+    *,
+    num_pages: int,
+    context: int,
+    namespace: str = "",
+) -> Engine:
+    """An engine over a loaded model that attends through kvq."""
+    device, dtype = next((p.device, p.dtype) for p in model.parameters())
+    limits = _limits(context, options, dtype, device)
+    pool = Pool(
+        choice.plan,
+        num_pages,
+        empty=lambda shape, kind: torch.empty(shape, dtype=getattr(torch, kind), device=device),
+        to_host=lambda array: array.to("cpu", copy=True),
+        on_free=torch.cuda.empty_cache if device.type == "cuda" else lambda: None,
+    )
+    means = CacheMeans(
+        choose=lambda dtype: choose_cache(dtype, shape, options, device),
+        free_bytes=lambda: _free_bytes(device),
+        workspace_bytes=lambda longest: limits.needs(shape, min(context, longest)),
+        host_free_bytes=lambda: _free_bytes(torch.device("cpu")),
+        shared=device.type == "cpu",
+    )
+    cache = LiveCache(
+        pool,
+        choice,
+        means,
+        step_tokens=options.max_prefill_tokens,
+        prefix_cache=options.cache_type == "prefix",
+        namespace=namespace,
+    )
+    return Engine(
+        ModelRunner(model, shape, pool, backend=choice.backend),
+        cache,
+        tokenizer,
+        context_tokens=context,
+        max_running_requests=options.max_running_requests,
+    )
+
+
+def _limits(
+    context: int, options: ServeOptions, dtype: torch.dtype, device: torch.device
+) -> Limits:
+    return Limits(
+        context,
+        options.page_tokens,
+        options.max_running_requests,
+        options.max_prefill_tokens,
+        value_bytes=dtype.itemsize,
+        on_host=device.type == "cpu",
+    )
+
+
+def _identity(name: str, path: Path, config: Any) -> str:
+    """The model in words that no other model has."""
+    said = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    return f"{name} {path} {hashlib.sha256(said.encode()).hexdigest()}"
+
+
+def make_plan(shape: ModelGeometry, formats: Formats, options: ServeOptions) -> PoolPlan:
+    """The pool of a model under the options."""
+    return build_plan(
+        shape,
+        formats,
+        page_tokens=options.page_tokens,
         max_running_requests=options.max_running_requests,
         max_prefill_tokens=options.max_prefill_tokens,
-    )
-    bf16 = make_plan(shape, CacheFormat("bf16", "bf16"), options)
-    return AsyncEngine(
-        engine,
-        EngineSummary(
-            model_name=name,
-            cache_dtype=str(format_),
-            bytes_per_token=plan.token_bytes,
-            bf16_bytes_per_token=bf16.token_bytes,
-            num_tokens=fits,
-            max_model_len=engine.max_model_len,
-            cache_bytes=pool.nbytes,
-            backend=f"{backend} attention, {dtype} weights on {device}".replace("torch.", ""),
-            notes=(*quality_notes(shape, format_), *_capacity_notes(context, fits)),
-        ),
-    )
-
-
-def make_plan(shape: ModelGeometry, format_: CacheFormat, options: ServeOptions) -> PoolPlan:
-    """The pool of a model: one tier, or two when only some layers slide a window.
-
-    A model whose every layer slides a window keeps all tokens in one tier: its pages could be
-    released, but then nothing would bound a request's length but the window.
-    """
-    k, v = kvq_codecs.get(format_.k).spec, kvq_codecs.get(format_.v).spec
-    common: dict[str, Any] = {
-        "kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "k": k,
-        "v": v,
-        "page_tokens": options.page_tokens,
-    }
-    window = shape.window
-    if window is None or not shape.full_layers:
-        return mha(layers=tuple(range(shape.num_layers)), **common)
-    per_request = window_pages_per_request(window, options.max_prefill_tokens, options.page_tokens)
-    return hybrid_swa(
-        full_layers=shape.full_layers,
-        window_layers=shape.window_layers,
-        window=window,
-        window_pages=per_request * options.max_running_requests,
-        **common,
     )
 
 
@@ -201,43 +296,29 @@ def _dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
     return DTYPES[name]
 
 
-def _num_pages(plan: PoolPlan, options: ServeOptions, context: int, device: torch.device) -> int:
+def size_pool(
+    plan: PoolPlan,
+    shape: ModelGeometry,
+    limits: Limits,
+    options: ServeOptions,
+    budget: Budget,
+) -> int:
     """Pages of the tiers that grow: as asked, or what memory allows and requests can use."""
-    free, share = _free_bytes(device), MEMORY_SHARE[device.type]
     if options.num_tokens is not None:
-        pages = options.num_tokens // options.page_tokens
-        needed = plan.nbytes(pages)
-        if needed > free:
-            raise ConfigError(
-                f"a cache of {options.num_tokens} tokens needs {needed:,} bytes "
-                f"({plan.page_bytes:,} a page, {plan.fixed_bytes:,} fixed) and {free:,} are free "
-                f"on {device}; at most {plan.pages_for(free) * plan.page_tokens} tokens fit"
-            )
-        return pages
-    useful = pages_for_tokens(context, plan.page_tokens) * options.max_running_requests
-    budget = int(free * share)
-    if plan.nbytes(1) > budget:
-        raise ConfigError(
-            f"{share:.0%} of the {free:,} bytes free on {device} is {budget:,}, less than the "
-            f"smallest cache ({plan.nbytes(1):,} bytes: {plan.fixed_bytes:,} fixed and "
-            f"{plan.page_bytes:,} a page); free memory, lower --max-running-requests or choose "
-            "a smaller --kv-cache-dtype"
-        )
-    return min(plan.pages_for(budget), useful)
+        return sizing.named(shape, plan, limits, budget, options.num_tokens).pages
+    pages = sizing.largest(shape, plan, limits, budget).pages
+    return min(pages, limits.useful_pages(shape))
 
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps unused is free
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 
-def _empty(shape: tuple[int, ...], kind: str, device: torch.device) -> torch.Tensor:
-    return torch.empty(shape, dtype=getattr(torch, kind), device=device)
-
-
-def _capacity_notes(context: int, fits: int) -> tuple[str, ...]:
-    if fits >= context:
+def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:
+    if fits is None or fits >= context:
         return ()
     return (
         f"only {fits} of the model's {context} tokens of context fit in the cache: requests are "

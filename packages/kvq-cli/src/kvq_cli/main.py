@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvq_cli.commands import ctl
 from kvq_cli.commands.formats import formats
 from kvq_cli.commands.serve import serve
 from kvq_cli.commands.version import print_versions
@@ -13,7 +14,8 @@ from kvq_cli.commands.version import print_versions
 app = typer.Typer(
     name="kvq",
     help="Serve language models from quantized, paged key/value caches.",
-    epilog="Exit codes: 0 done (or a server ended by Ctrl-C), 2 wrong input, 130 interrupted.",
+    epilog="Exit codes: 0 done (or a server ended by Ctrl-C), 2 wrong input or refused, 3 no kvq "
+    "server answers (ctl), 4 it failed at what was asked (ctl), 130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -21,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(formats)
+app.add_typer(ctl.app, name="ctl")
 
 
 @app.callback()

@@ -1,6 +1,6 @@
 import json
 import shlex
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -10,7 +10,7 @@ from kvq_cli.commands.screen import curl, panel
 
 
 def shown(**changes):
-    summary = SimpleNamespace(**{**vars(ScriptedEngine().summary), **changes})
+    summary = replace(ScriptedEngine().summary, **changes)
     console = Console(width=100, color_system=None)
     with console.capture() as capture:
         console.print(panel(summary))

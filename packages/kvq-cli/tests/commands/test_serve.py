@@ -187,6 +187,8 @@ def test_every_option_reaches_the_engine(start):
         "max_running_requests": 3,
         "max_prefill_tokens": 64,
         "attention_backend": "reference",
+        "memory_ratio": 0.5,
+        "cache_type": "none",
         "served_model_name": "name",
     }
     process = start(*(f"--{k.replace('_', '-')}={v}" for k, v in wanted.items()))

@@ -34,7 +34,7 @@ def test_requests_that_come_later_change_nothing(make):
         if step % 5 == 0 and step < 30:
             engine.add(f"late{step}", prompt(10 + step), greedy(10))
         got += [d for name, d in engine.step() if name == "first"]
-        engine.space.check_integrity()
+        engine.cache.space.check_integrity()
         if not engine.has_work:
             break
     assert tokens_of(got) == want
@@ -49,7 +49,7 @@ def test_when_pages_run_out_requests_are_computed_again_and_lose_nothing(make):
     got = run(engine, {name: (p, greedy(40)) for name, p in prompts.items()})
     assert {name: tokens_of(deltas) for name, deltas in got.items()} == want
     stats = engine.stats()
-    assert stats.pages_free == stats.pages_total
+    assert not any(tier.pages_used for tier in stats.tiers)
     assert stats.generation_tokens_total == 240
 
 
@@ -83,9 +83,9 @@ def test_cancelling_frees_pages_at_once_wherever_the_request_is():
         engine.step()
     for name in ("decoding", "waiting", "prefilling", "prefilling", "unknown"):
         engine.cancel(name)
-        engine.space.check_integrity()
+        engine.cache.space.check_integrity()
     stats = engine.stats()
-    assert stats.pages_free == stats.pages_total
+    assert not any(tier.pages_used for tier in stats.tiers)
     assert not engine.has_work
     assert stats.requests_finished_total == {"abort": 3}
 
@@ -146,8 +146,8 @@ def test_random_arrivals_and_cancellations_keep_every_page_accounted_for():
         if alive and rng.random() < 0.1:
             engine.cancel(alive.pop(rng.randrange(len(alive))))
         engine.step()
-        engine.space.check_integrity()
+        engine.cache.space.check_integrity()
     while engine.has_work:
         engine.step()
     stats = engine.stats()
-    assert stats.pages_free == stats.pages_total
+    assert not any(tier.pages_used for tier in stats.tiers)

@@ -10,10 +10,22 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
-from kvq_cli.engine.params import Delta, EngineFailed, EngineStats, RequestRejected, SamplingParams
+from kvq_cli.engine.params import (
+    CacheSize,
+    Delta,
+    EngineFailed,
+    EngineStats,
+    EngineSummary,
+    RebuildBusy,
+    RebuildReport,
+    RequestRejected,
+    SamplingParams,
+    TierStats,
+)
+from kvq_pools import PrefixStats
 
 VOCABULARY = 0x110000  # a token is a character
 BOS = 1
@@ -50,6 +62,7 @@ class ScriptedHandle:
         self.prompt, self.params = prompt, params
         self.prompt_tokens = len(prompt)
         self.completion_tokens = 0
+        self.cached_tokens = self.prompt_tokens // 2
         self.cancelled = False
         self._engine = engine
         self._deltas: asyncio.Queue[Delta | Exception] = asyncio.Queue()
@@ -107,17 +120,26 @@ class ScriptedEngine:
         self.words, self.pause = words, pause
         self.model_name, self.max_model_len = model_name, max_model_len
         self.tokenizer = CharacterTokenizer(chat_template)
-        self.summary = SimpleNamespace(
+        self.summary = EngineSummary(
             model_name=model_name,
             cache_dtype="k=q8_0,v=q4_0",
             bytes_per_token=9360.0,
             bf16_bytes_per_token=23040.0,
+            page_tokens=PAGE_TOKENS,
             num_tokens=TOTAL_PAGES * PAGE_TOKENS,
+            bf16_num_tokens=650,
             max_model_len=max_model_len,
             cache_bytes=9360 * PAGE_TOKENS * TOTAL_PAGES,
             backend="scripted attention",
+            prefix_cache=True,
             notes=("a note for the [user]",),
         )
+        self.last_rebuild: RebuildReport | None = None
+        self.rebuilds: list[tuple[int | None, str | None]] = []
+        self.rebuild_ends = asyncio.Event()
+        self.rebuild_ends.set()
+        self.rebuild_error: Exception | None = None
+        self.state = "ready"
         self.failure: str | None = None
         self.running = False
         self.submitted: list[ScriptedHandle] = []
@@ -155,11 +177,56 @@ class ScriptedEngine:
         self.live.append(handle)
         return handle
 
+    @property
+    def snapshot(self) -> tuple[EngineSummary, EngineStats]:
+        return self.summary, self.stats()
+
+    async def rebuild(self, num_tokens: int | None, cache_dtype: str | None) -> RebuildReport:
+        assert asyncio.get_running_loop() is self.loop
+        if self.state == "rebuilding":
+            raise RebuildBusy("another rebuild runs")
+        self.state = "rebuilding"
+        self.rebuilds.append((num_tokens, cache_dtype))
+        await self.rebuild_ends.wait()
+        self.state = "ready"
+        if self.rebuild_error is not None:
+            raise self.rebuild_error
+        before, now = self.size(), self.summary
+        self.summary = replace(
+            now,
+            cache_dtype=cache_dtype or now.cache_dtype,
+            num_tokens=num_tokens or now.num_tokens,
+            max_model_len=min(self.max_model_len, num_tokens or now.num_tokens),
+        )
+        self.max_model_len = self.summary.max_model_len
+        self.last_rebuild = RebuildReport(
+            before=before,
+            after=self.size(),
+            finished_at=1.7e9,
+            seconds=0.25,
+            requests_kept=2,
+            requests_requeued=1,
+            cached_kept={"full": 5, "window": 0},
+            cached_dropped={"full": 3, "window": 2},
+        )
+        return self.last_rebuild
+
+    def size(self) -> CacheSize:
+        now = self.summary
+        return CacheSize(
+            now.cache_dtype,
+            now.num_tokens,
+            now.cache_bytes,
+            now.bytes_per_token,
+            now.max_model_len,
+        )
+
     def fail(self, message: str) -> None:
         """The worker dies; may be called from any thread."""
 
         def die() -> None:
             self.failure = message
+            self.state = "failed"
             for handle in list(self.live):
                 handle._producer.cancel()
                 handle.finish(EngineFailed(message))
@@ -173,10 +240,14 @@ class ScriptedEngine:
         return EngineStats(
             running=len(self.live),
             waiting=0,
-            pages_total={"full": TOTAL_PAGES, "window": 7},
-            pages_free={"full": TOTAL_PAGES - used, "window": 7},
+            tiers=(
+                TierStats("full", None, 99840, 10083840, TOTAL_PAGES, TOTAL_PAGES - used - 4, 4),
+                TierStats("window", 32, 49920, 399360, 7, 7, 0),
+            ),
+            prefix=PrefixStats(3, 30, 12, 6),
             prompt_tokens_total=sum(h.prompt_tokens for h in self.submitted),
             generation_tokens_total=sum(h.completion_tokens for h in self.submitted),
             requests_finished_total=dict(self.finished),
             steps_total=3,
+            last_rebuild=self.last_rebuild,
         )

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from kvq_cli.compose import ServeOptions, make_plan
-from kvq_cli.config import geometry, parse_cache_dtype
+from kvq_cli.compose import ServeOptions, assemble, choose_cache
+from kvq_cli.config import geometry
 from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import Delta, SamplingParams
-from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.models import attention
-from kvq_pools import Pool
 
 VOCABULARY = 96
 
@@ -78,29 +76,26 @@ def make_engine(
     max_running_requests: int = 8,
     max_prefill_tokens: int = 16,
     tokenizer: Any = None,
+    cache_type: str = "prefix",
 ) -> Engine:
     """An engine over `model`, which it makes attend through kvq."""
     attention.install(model)
-    shape = geometry(model.config)
+    shape = geometry(model.config.to_dict())
     options = ServeOptions(
         "tiny",
         page_tokens=page_tokens,
         max_running_requests=max_running_requests,
         max_prefill_tokens=max_prefill_tokens,
+        cache_type=cache_type,
     )
-    plan = make_plan(shape, parse_cache_dtype(cache), options)
-    device = next(model.parameters()).device
-    pool = Pool(
-        plan,
-        num_pages,
-        empty=lambda s, kind: torch.empty(s, dtype=getattr(torch, kind), device=device),
-    )
-    return Engine(
-        ModelRunner(model, shape, pool, backend="reference"),
+    return assemble(
+        model,
         tokenizer or Letters(),
-        max_model_len=max_model_len or min(shape.max_position, num_pages * page_tokens),
-        max_running_requests=max_running_requests,
-        max_prefill_tokens=max_prefill_tokens,
+        shape,
+        choose_cache(cache, shape, options, next(model.parameters()).device),
+        options,
+        num_pages=num_pages,
+        context=max_model_len or shape.max_position,
     )
 
 
@@ -119,7 +114,7 @@ def run(
     while engine.has_work:
         for name, delta in engine.step():
             out[name].append(delta)
-        engine.space.check_integrity()
+        engine.cache.space.check_integrity()
     return out
 
 

@@ -327,6 +327,8 @@ def test_the_openapi_document_describes_every_route():
         TEXT_PATH,
         "/v1/models",
         "/v1/models/{name}",
+        "/v1/kv/status",
+        "/v1/kv/rebuild",
         "/health",
         "/metrics",
     }

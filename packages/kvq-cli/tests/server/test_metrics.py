@@ -26,10 +26,14 @@ def test_metrics_report_the_engine(url, client):
     assert after["kvq_request_success_total", "stop"] == 1
     assert after["kvq_request_success_total", "length"] == 1
     assert after["kvq_request_success_total", "abort"] == 0
-    assert after["kvq_pages", "free", "full"] == TOTAL_PAGES
+    assert after["kvq_pages", "free", "full"] == TOTAL_PAGES - 4
+    assert after["kvq_pages", "cached", "full"] == 4
     assert after["kvq_pages", "full", "used"] == 0
     assert after["kvq_pages", "free", "window"] == 7
     assert after["kvq_cache_bytes_per_token",] == 9360
+    assert after["kvq_cache_tokens",] == 1600
+    assert after["kvq_prefix_cache_queries_total",] == 30
+    assert after["kvq_prefix_cache_hits_total",] == 12
     assert after["kvq_time_to_first_token_seconds_count",] == 2
     assert after["kvq_e2e_request_latency_seconds_count",] == 2
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
 import typer
 
 P = ParamSpec("P")
 
 WRONG_INPUT = 2
+UNREACHABLE = 3
+SERVER_FAILED = 4
 INTERRUPTED = 130
 
 
@@ -36,11 +38,11 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
     return wrapped
 
 
-def refuse(message: str) -> None:
-    """End the program because of wrong input."""
+def refuse(message: str, code: int = WRONG_INPUT) -> NoReturn:
+    """End the program with a message, because of wrong input unless `code` says otherwise."""
     from rich.console import Console
     from rich.text import Text
 
     text = Text.assemble(("error: ", "bold red"), message)
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
-    raise typer.Exit(WRONG_INPUT)
+    raise typer.Exit(code)

@@ -1,4 +1,4 @@
-"""The options of `kvq serve`: their names, units and help."""
+"""The options of `kvq serve` and `kvq ctl`: their names, units and help."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ CacheDtype = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
-        metavar="CODEC|k=CODEC,v=CODEC",
-        help="Format of cached keys and values; `kvq formats` lists the codecs.",
+        metavar="CODEC|k=CODEC,v=CODEC|LAYERS:FORMAT,…",
+        help="Format of cached keys and values; `kvq formats` lists the codecs. Layer by layer: "
+        "0-1:bf16,2-:k=q8_0,v=q4_0.",
         rich_help_panel=CACHE,
     ),
 ]
@@ -67,13 +68,32 @@ NumTokens = Annotated[
     typer.Option(
         metavar="TOKENS",
         help="Size of the cache, a multiple of --page-tokens. "
-        "Default: what the requests can use, within a share of the free memory.",
+        "Default: what the requests can use, within --memory-ratio.",
+        show_default=False,
+        rich_help_panel=CACHE,
+    ),
+]
+MemoryRatio = Annotated[
+    float | None,
+    typer.Option(
+        metavar="RATIO",
+        help="Share of the free memory that weights, workspace and cache may take together. "
+        "Default: 0.6 on a CPU, 0.9 on a GPU.",
         show_default=False,
         rich_help_panel=CACHE,
     ),
 ]
 PageTokens = Annotated[
     int, typer.Option(metavar="TOKENS", help="Tokens a page.", rich_help_panel=CACHE)
+]
+CacheType = Annotated[
+    str,
+    typer.Option(
+        metavar="prefix|none",
+        help="prefix: pages of computed tokens stay, until their room is needed, for requests that "
+        "begin with the same tokens. none: every request is computed whole.",
+        rich_help_panel=CACHE,
+    ),
 ]
 AttentionBackend = Annotated[
     str,
@@ -124,5 +144,27 @@ Port = Annotated[
         max=65535,
         help="TCP port to listen on; 0 is any free one, which is printed.",
         rich_help_panel=NETWORK,
+    ),
+]
+Url = Annotated[
+    str, typer.Option(metavar="URL", help="Where the server listens, as it printed at its start.")
+]
+CtlTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="New size of the cache in tokens: 65536, 200k (200,000), 1.5m, 64ki (65,536). "
+        "Rounded up to whole pages. Default: as it is.",
+        show_default=False,
+    ),
+]
+CtlCacheDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-cache-dtype",
+        metavar="CODEC|k=CODEC,v=CODEC",
+        help="New format of cached keys and values; running requests are computed again in it. "
+        "Default: as it is.",
+        show_default=False,
     ),
 ]

@@ -16,7 +16,9 @@ EXIT_CODES = """
 | code | means |
 | --- | --- |
 | 0 | done; also a server that Ctrl-C ended |
-| 2 | wrong input: one message on standard error says what was given and what is allowed |
+| 2 | wrong input, or a server refused it: one message on standard error says what is allowed |
+| 3 | `kvq ctl`: no server answers at the URL, or it is not kvq's |
+| 4 | `kvq ctl`: the server failed at it; the message says whether it serves on |
 | 130 | Ctrl-C before the server was up |
 """
 
@@ -26,8 +28,14 @@ def markdown() -> str:
     from kvq_cli.main import app
 
     root: Any = typer.main.get_command(app)
-    sections = [_section("kvq", root), *(_section(f"kvq {n}", c) for n, c in root.commands.items())]
-    return HEAD + "".join(sections) + EXIT_CODES
+    return HEAD + "".join(_sections("kvq", root)) + EXIT_CODES
+
+
+def _sections(name: str, command: Any) -> list[str]:
+    """A command's and, after it, its subcommands'."""
+    subcommands = getattr(command, "commands", {}).items()
+    below = [text for n, c in subcommands for text in _sections(f"{name} {n}", c)]
+    return [_section(name, command), *below]
 
 
 def _section(name: str, command: Any) -> str:

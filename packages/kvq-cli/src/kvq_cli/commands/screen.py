@@ -1,10 +1,10 @@
-"""What `kvq serve` shows: progress while it loads, then the model, its cache and how to ask it."""
+"""What the commands show: progress, what a server serves, how to ask it."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,8 @@ from rich.text import Text
 from kvq_cli import __version__
 
 if TYPE_CHECKING:
-    from kvq_cli.engine.async_engine import AsyncEngine, EngineSummary
+    from kvq_cli.engine.async_engine import AsyncEngine
+    from kvq_cli.engine.params import EngineSummary
 
 
 class Screen:
@@ -29,6 +30,10 @@ class Screen:
     def say(self, message: str) -> None:
         """One line."""
         self._console.print(Text(message), soft_wrap=True)
+
+    def show(self, facts: Panel) -> None:
+        """A panel."""
+        self._console.print(facts)
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, int, int], None]]:
@@ -57,20 +62,40 @@ class Screen:
 
 def panel(summary: EngineSummary) -> Panel:
     """What the engine serves and what its cache costs."""
-    token, bf16 = summary.bytes_per_token, summary.bf16_bytes_per_token
-    facts = [
-        ("model", summary.model_name),
-        ("cache", summary.cache_dtype),
-        ("token", f"{token:,.10g} bytes, {token / bf16:.1%} of bf16's {bf16:,.10g}"),
-        ("room", f"{summary.num_tokens:,} tokens in {summary.cache_bytes / 2**20:,.1f} MiB"),
-        ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
-        ("backend", summary.backend),
-        *(("note", note) for note in summary.notes),
-    ]
+    return framed(
+        f"kvq {__version__}",
+        [
+            ("model", summary.model_name),
+            ("cache", summary.cache_dtype),
+            ("token", token_price(summary.bytes_per_token, summary.bf16_bytes_per_token)),
+            (
+                "room",
+                f"{summary.num_tokens:,} tokens in {mebibytes(summary.cache_bytes)}; "
+                f"bf16 would hold {summary.bf16_num_tokens:,}",
+            ),
+            ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
+            ("backend", summary.backend),
+            *(("note", note) for note in summary.notes),
+        ],
+    )
+
+
+def framed(title: str, facts: Iterable[tuple[str, str]]) -> Panel:
+    """Facts by name."""
     grid = Table.grid(padding=(0, 2))
     for name, fact in facts:
         grid.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(fact))
-    return Panel(grid, title=f"kvq {__version__}", expand=False)
+    return Panel(grid, title=title, expand=False)
+
+
+def token_price(token_bytes: float, bf16_bytes: float) -> str:
+    """What a token costs beside bf16."""
+    return f"{token_bytes:,.10g} bytes, {token_bytes / bf16_bytes:.1%} of bf16's {bf16_bytes:,.10g}"
+
+
+def mebibytes(nbytes: int) -> str:
+    """Bytes in the unit of caches."""
+    return f"{nbytes / 2**20:,.1f} MiB"
 
 
 def curl(url: str, model: str, *, chats: bool) -> str:

@@ -18,7 +18,9 @@ def serve(
     served_model_name: o.ServedModelName = None,
     kv_cache_dtype: o.CacheDtype = "q8_0",
     num_tokens: o.NumTokens = None,
+    memory_ratio: o.MemoryRatio = None,
     page_tokens: o.PageTokens = 16,
+    cache_type: o.CacheType = "prefix",
     attention_backend: o.AttentionBackend = "auto",
     max_model_len: o.MaxModelLen = None,
     max_running_requests: o.MaxRunningRequests = 16,
@@ -43,10 +45,12 @@ def serve(
         device=device,
         num_tokens=num_tokens,
         max_model_len=max_model_len,
+        memory_ratio=memory_ratio,
         page_tokens=page_tokens,
         max_running_requests=max_running_requests,
         max_prefill_tokens=max_prefill_tokens,
         attention_backend=attention_backend,
+        cache_type=cache_type,
         served_model_name=served_model_name,
     )
     with listener:

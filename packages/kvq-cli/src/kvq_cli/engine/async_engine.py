@@ -7,36 +7,26 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal
 
 from kvq_cli.engine.engine import Engine
-from kvq_cli.engine.params import Delta, EngineFailed, EngineStats, SamplingParams
+from kvq_cli.engine.params import (
+    Delta,
+    EngineFailed,
+    EngineStats,
+    EngineSummary,
+    RebuildBusy,
+    RebuildReport,
+    RequestRejected,
+    SamplingParams,
+)
+from kvq_pools import RebuildFailed, RebuildRejected
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSummary:
-    """What a start-up message, a status page or a metric says of the engine.
-
-    Attributes
-    ----------
-    bytes_per_token, bf16_bytes_per_token : KV bytes of one token in the tiers that grow
-    num_tokens : tokens that fit at the same time
-    notes : what the user should know before trusting the answers
-    """
-
-    model_name: str
-    cache_dtype: str
-    bytes_per_token: float
-    bf16_bytes_per_token: float
-    num_tokens: int
-    max_model_len: int
-    cache_bytes: int
-    backend: str
-    notes: tuple[str, ...] = ()
+State = Literal["ready", "rebuilding", "failed"]
 
 
 class RequestHandle:
@@ -45,27 +35,29 @@ class RequestHandle:
     def __init__(self, engine: AsyncEngine, request_id: str, prompt_tokens: int) -> None:
         self.request_id = request_id
         self.prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
         self.completion_tokens = 0
         self._engine = engine
-        self._deltas: asyncio.Queue[Delta | EngineFailed] = asyncio.Queue()
+        self._deltas: asyncio.Queue[Delta | EngineFailed | RequestRejected] = asyncio.Queue()
         self._done = False
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
         while not self._done:
             delta = await self._deltas.get()
-            if isinstance(delta, EngineFailed):
+            if not isinstance(delta, Delta):
                 self._done = True
                 raise delta
             self._done = delta.finish_reason is not None
             yield delta
 
     def cancel(self) -> None:
-        """Stop generating and free the request's pages; harmless when it has ended."""
+        """Stop generating and give the request's pages back; harmless when it has ended."""
         self._engine._cancel(self)
 
-    def _put(self, delta: Delta | EngineFailed) -> None:
+    def _put(self, delta: Delta | EngineFailed | RequestRejected) -> None:
         if isinstance(delta, Delta):
             self.completion_tokens += len(delta.token_ids)
+            self.cached_tokens = delta.cached_tokens or self.cached_tokens
         self._deltas.put_nowait(delta)
 
 
@@ -73,26 +65,57 @@ class AsyncEngine:
     """An `Engine` owned by a worker thread.
 
     The event loop sends commands through an inbox that the worker empties between steps; the
-    worker sends deltas back with `call_soon_threadsafe`. Nothing else is shared.
+    worker answers with `call_soon_threadsafe` and publishes snapshots. Nothing else is shared.
     """
 
-    def __init__(self, engine: Engine, summary: EngineSummary) -> None:
-        self.summary = summary
-        self.model_name = summary.model_name
+    def __init__(self, engine: Engine, summarize: Callable[[Engine], EngineSummary]) -> None:
+        """`summarize`: what is said of the engine; asked again after each rebuild."""
         self.tokenizer: Any = engine.tokenizer
-        self.max_model_len = engine.max_model_len
         self.failure: str | None = None
         self._engine = engine
+        self._summarize = summarize
+        self._snapshot = summarize(engine), engine.stats()
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._handles: dict[str, RequestHandle] = {}  # event loop's
+        self._rebuild: asyncio.Future[RebuildReport] | None = None  # event loop's
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._stats = engine.stats()
 
     @property
     def healthy(self) -> bool:
         """Whether requests can be served."""
         return self.failure is None and self._thread is not None and self._thread.is_alive()
+
+    @property
+    def state(self) -> State:
+        """What the engine does with requests: serves them, lets them wait a moment, fails."""
+        if not self.healthy:
+            return "failed"
+        return "ready" if self._rebuild is None else "rebuilding"
+
+    @property
+    def snapshot(self) -> tuple[EngineSummary, EngineStats]:
+        """The engine after its last step or rebuild; both parts are of the same moment."""
+        return self._snapshot
+
+    @property
+    def summary(self) -> EngineSummary:
+        """What is said of the engine now."""
+        return self._snapshot[0]
+
+    def stats(self) -> EngineStats:
+        """The state after the last step."""
+        return self._snapshot[1]
+
+    @property
+    def model_name(self) -> str:
+        """The name that requests give."""
+        return self.summary.model_name
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest request now (tokens, prompt and generated together)."""
+        return self.summary.max_model_len
 
     def start(self) -> None:
         """Start the worker; call on the event loop that will submit."""
@@ -110,27 +133,50 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
         for handle in list(self._handles.values()):
             self._finish(handle, Delta("", (), "abort"))
+        self._rebuilt(EngineFailed("it is stopping"))
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> RequestHandle:
-        """Queue a request; `RequestRejected` when it can never be served."""
-        if not self.healthy:
-            raise EngineFailed(self.failure or "the engine is not running")
-        self._engine.check(prompt, params)  # pure: safe beside the worker
+        """Queue a request; `RequestRejected` when it can never be served.
+
+        A rebuild that is under way may make the cache too small for it: then its handle raises
+        `RequestRejected`.
+        """
+        self._require_healthy()
+        self._engine.check(prompt, params)  # reads one number that the worker may replace
         handle = RequestHandle(self, uuid.uuid4().hex, len(prompt))
         self._handles[handle.request_id] = handle
         self._inbox.put(("add", (handle.request_id, list(prompt), params)))
         return handle
 
-    def stats(self) -> EngineStats:
-        """The state after the last step."""
-        return self._stats
+    async def rebuild(
+        self, num_tokens: int | None = None, cache_dtype: str | None = None
+    ) -> RebuildReport:
+        """Resize or reformat the cache after the current step; `Engine.rebuild` says how.
+
+        It runs to its end whether or not the caller waits.
+
+        Raises
+        ------
+        RebuildBusy, RebuildRejected, RebuildFailed : the engine serves on as before
+        EngineFailed : it does not
+        """
+        self._require_healthy()
+        if self._rebuild is not None:
+            raise RebuildBusy("another rebuild runs; ask again when it is done")
+        self._rebuild = asyncio.get_running_loop().create_future()
+        self._inbox.put(("rebuild", (num_tokens, cache_dtype)))
+        return await asyncio.shield(self._rebuild)
+
+    def _require_healthy(self) -> None:
+        if not self.healthy:
+            raise EngineFailed(self.failure or "the engine is not running")
 
     def _cancel(self, handle: RequestHandle) -> None:
         if self._handles.get(handle.request_id) is handle:
             self._inbox.put(("cancel", handle.request_id))
             self._finish(handle, Delta("", (), "abort"))
 
-    def _finish(self, handle: RequestHandle, last: Delta | EngineFailed) -> None:
+    def _finish(self, handle: RequestHandle, last: Delta | EngineFailed | RequestRejected) -> None:
         self._handles.pop(handle.request_id, None)
         handle._put(last)
 
@@ -140,7 +186,7 @@ class AsyncEngine:
         try:
             while self._obey():
                 deltas = self._engine.step()
-                self._stats = self._engine.stats()
+                self._publish()
                 if deltas:
                     self._call(self._deliver, deltas)
         except Exception as error:  # the worker's boundary: whatever broke, waiters must hear of it
@@ -155,13 +201,37 @@ class AsyncEngine:
                 verb, argument = self._inbox.get(block=not self._engine.has_work)
             except queue.Empty:
                 return True
-            if verb == "stop":
-                return False
-            if verb == "add":
-                self._engine.add(*argument)
-            else:
-                self._engine.cancel(argument)
-            self._stats = self._engine.stats()
+            match verb:
+                case "stop":
+                    return False
+                case "add":
+                    self._add(*argument)
+                case "cancel":
+                    self._engine.cancel(argument)
+                case "rebuild":
+                    self._rebuild_now(*argument)
+            self._publish()
+
+    def _add(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+        try:
+            self._engine.add(request_id, prompt, params)
+        except RequestRejected as error:  # it fitted when it was submitted
+            self._call(self._refuse, request_id, error)
+
+    def _rebuild_now(self, num_tokens: int | None, cache_dtype: str | None) -> None:
+        try:
+            outcome: RebuildReport | Exception = self._engine.rebuild(num_tokens, cache_dtype)
+        except (RebuildRejected, RebuildFailed) as error:
+            outcome = error
+        self._publish()  # before the caller hears of it
+        self._call(self._rebuilt, outcome)
+
+    def _publish(self) -> None:
+        summary = self.summary
+        stats = self._engine.stats()
+        if stats.last_rebuild is not self._snapshot[1].last_rebuild:
+            summary = self._summarize(self._engine)
+        self._snapshot = summary, stats
 
     def _call(self, function: Any, *arguments: Any) -> None:
         assert self._loop is not None
@@ -182,6 +252,20 @@ class AsyncEngine:
             else:
                 self._finish(handle, delta)
 
+    def _refuse(self, request_id: str, error: RequestRejected) -> None:
+        if request_id in self._handles:
+            self._finish(self._handles[request_id], error)
+
+    def _rebuilt(self, outcome: RebuildReport | Exception) -> None:
+        future, self._rebuild = self._rebuild, None
+        if future is None:
+            return
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+
     def _fail(self) -> None:
         for handle in list(self._handles.values()):
             self._finish(handle, EngineFailed(self.failure))
+        self._rebuilt(EngineFailed(self.failure))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from kvq_cli.engine.cache import LiveCache
 from kvq_cli.engine.detokenize import Detokenizer
 from kvq_cli.engine.params import (
+    CacheSize,
     Delta,
     EngineStats,
     FinishReason,
+    RebuildReport,
     RequestRejected,
     SamplingParams,
 )
@@ -18,41 +22,49 @@ from kvq_cli.engine.request import Request
 from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.engine.sampling import make_generator, sample
 from kvq_cli.engine.scheduler import Schedule, Scheduler
-from kvq_pools import CacheSpace
+from kvq_pools import RebuildFailed
 
 # Tokens of the prompt that the first generated token's text may join to.
 DETOKENIZER_CONTEXT = 8
 
 
 class Engine:
-    """Requests in, tokens out. Single-threaded: one owner calls add, cancel and step."""
+    """Requests in, tokens out. Single-threaded: one owner calls add, cancel, step and rebuild.
+
+    Attributes
+    ----------
+    context_tokens : longest request that model and user allow
+    max_model_len : longest request, by that and by the cache (tokens, prompt and generated)
+    """
 
     def __init__(
         self,
         runner: ModelRunner,
+        cache: LiveCache,
         tokenizer: Any,
         *,
-        max_model_len: int,
+        context_tokens: int,
         max_running_requests: int,
-        max_prefill_tokens: int,
     ) -> None:
         self.runner = runner
+        self.cache = cache
         self.tokenizer = tokenizer
-        self.max_model_len = max_model_len
-        self.space = CacheSpace(runner.pool.plan, runner.pool.num_pages)
+        self.context_tokens = context_tokens
+        self.max_model_len = self._longest()
         self.scheduler = Scheduler(
-            self.space,
+            cache.space,
             max_running_requests=max_running_requests,
-            max_prefill_tokens=max_prefill_tokens,
+            max_prefill_tokens=cache.step_tokens,
         )
         self._requests: dict[str, Request] = {}
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
         self._finished_total: Counter[str] = Counter()
         self._steps_total = 0
+        self._last_rebuild: RebuildReport | None = None
 
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """Most tokens the request may reach; `RequestRejected` when it can never be served."""
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raise `RequestRejected` when the request can never be served; safe beside the owner."""
         vocabulary = self.runner.geometry.vocab_size
         if not prompt:
             raise RequestRejected("the prompt is empty; give at least one token")
@@ -60,24 +72,29 @@ class Engine:
             raise RequestRejected(
                 f"token id {bad[0]} is outside the model's vocabulary of {vocabulary}"
             )
-        wanted = params.max_tokens
-        if len(prompt) >= self.max_model_len or len(prompt) + (wanted or 1) > self.max_model_len:
+        wanted, longest = params.max_tokens, self.max_model_len
+        if len(prompt) + (wanted or 1) > longest:
             asked = f" and {wanted} to generate" if wanted is not None else ""
-            raise RequestRejected(
-                f"{len(prompt)} prompt tokens{asked} exceed the context of {self.max_model_len} "
-                "tokens (prompt and generated together); shorten the prompt, lower max_tokens, "
-                "or serve with a larger --max-model-len"
+            limit, cure = (
+                ("cache", "make the cache larger (kvq ctl cache --tokens)")
+                if longest < self.context_tokens
+                else ("context", "serve with a larger --max-model-len")
             )
-        return self.max_model_len if wanted is None else len(prompt) + wanted
+            raise RequestRejected(
+                f"{len(prompt)} prompt tokens{asked} exceed the {limit} of {longest} tokens "
+                f"(prompt and generated together); shorten the prompt, lower max_tokens, or {cure}"
+            )
 
     def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
         """Queue a request; its deltas come out of `step` under `request_id`."""
+        self.check(prompt, params)
+        limit = None if params.max_tokens is None else len(prompt) + params.max_tokens
         request = Request(
             request_id=request_id,
             tokens=list(prompt),
             params=params,
             prompt_tokens=len(prompt),
-            max_total_tokens=self.check(prompt, params),
+            max_total_tokens=limit,
             detokenizer=Detokenizer(self.tokenizer, params.stop, prompt[-DETOKENIZER_CONTEXT:]),
             generator=make_generator(params),
         )
@@ -86,7 +103,7 @@ class Engine:
         self.scheduler.add(request)
 
     def cancel(self, request_id: str) -> None:
-        """Drop a request and free its pages; unknown or finished ids are no error."""
+        """Drop a request and give its pages back; unknown or finished ids are no error."""
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, "abort")
@@ -120,7 +137,7 @@ class Engine:
         for request, count in work:
             assert request.pages is not None
             request.num_computed += count
-            request.pages.advance(request.num_computed)
+            request.pages.advance(request.num_computed, request.tokens)
         return [request for request, _ in work]
 
     def _deliver(self, request: Request, token: int) -> tuple[str, Delta]:
@@ -131,12 +148,12 @@ class Engine:
         reason: FinishReason | None = None
         if ended or request.detokenizer.stopped:
             reason = "stop"
-        elif len(request.tokens) >= request.max_total_tokens:
+        elif len(request.tokens) >= (request.max_total_tokens or self.max_model_len):
             reason = "length"
         if reason is not None:
             text += request.detokenizer.finish()
             self._end(request, reason)
-        return request.request_id, Delta(text, (token,), reason)
+        return request.request_id, Delta(text, (token,), reason, request.cached_tokens or 0)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
@@ -144,17 +161,73 @@ class Engine:
         self._finished_total[reason] += 1
         self.scheduler.remove(request)
 
+    def rebuild(
+        self, num_tokens: int | None = None, cache_dtype: str | None = None
+    ) -> RebuildReport:
+        """Resize the cache, change its format, or both, between two steps; None keeps a thing.
+
+        What fits of the running requests' pages and of the prefix cache is kept, unless the
+        format changes; requests that lose theirs are computed again.
+
+        Raises
+        ------
+        RebuildRejected : it cannot be done; nothing was touched
+        RebuildFailed : it went wrong; the old cache is back and serves on
+        PoolFailed : that failed too; the engine cannot serve any more
+        """
+        choice, num_pages = self.cache.check(num_tokens, cache_dtype, self._requests.values())
+        before, start = self._cache_size(), time.perf_counter()
+        running = [r.pages for r in self.scheduler.running if r.pages is not None]
+        try:
+            rebuilt = self.cache.rebuild(choice, num_pages, running)
+        except RebuildFailed as error:
+            self._last_rebuild = RebuildReport(
+                before=before,
+                after=before,
+                finished_at=time.time(),
+                seconds=time.perf_counter() - start,
+                requests_kept=len(running),
+                error=str(error),
+            )
+            raise
+        requeued = self.scheduler.requeue(rebuilt.dropped)
+        self.runner.backend = choice.backend
+        self.max_model_len = self._longest()
+        self._last_rebuild = RebuildReport(
+            before=before,
+            after=self._cache_size(),
+            finished_at=time.time(),
+            seconds=time.perf_counter() - start,
+            requests_kept=len(running) - requeued,
+            requests_requeued=requeued,
+            cached_kept=dict(rebuilt.cached_kept),
+            cached_dropped=dict(rebuilt.cached_dropped),
+        )
+        return self._last_rebuild
+
+    def _longest(self) -> int:
+        fits = self.cache.max_tokens
+        return self.context_tokens if fits is None else min(self.context_tokens, fits)
+
+    def _cache_size(self) -> CacheSize:
+        return CacheSize(
+            cache_dtype=self.cache.choice.cache_dtype,
+            num_tokens=self.cache.num_tokens,
+            nbytes=self.cache.pool.nbytes,
+            bytes_per_token=self.cache.pool.plan.token_bytes,
+            max_model_len=self.max_model_len,
+        )
+
     def stats(self) -> EngineStats:
         """Counters and gauges; consistent when the owner calls it between steps."""
-        pool = self.runner.pool
-        tiers = [tier.name for tier in pool.plan.tiers]
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
-            pages_total={name: pool.pages(name) for name in tiers},
-            pages_free={name: self.space.num_free(name) for name in tiers},
+            tiers=self.cache.tiers(),
+            prefix=self.cache.space.stats(),
             prompt_tokens_total=self._prompt_tokens_total,
             generation_tokens_total=self._generation_tokens_total,
             requests_finished_total=dict(self._finished_total),
             steps_total=self._steps_total,
+            last_rebuild=self._last_rebuild,
         )

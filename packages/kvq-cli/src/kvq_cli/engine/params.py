@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from kvq_pools import PrefixStats
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -14,6 +16,10 @@ class RequestRejected(ValueError):
 
 class EngineFailed(RuntimeError):
     """The engine's worker stopped on an error; requests cannot be served any more."""
+
+
+class RebuildBusy(RuntimeError):
+    """A rebuild was asked for while another one runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,85 @@ class Delta:
     text : new text; may be empty while a character or a possible stop string is incomplete
     token_ids : new tokens (the end-of-sequence token included)
     finish_reason : set on the last delta of a request, else None
+    cached_tokens : tokens of the prompt that were not computed: the prefix cache had them
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """The cache at one moment.
+
+    Attributes
+    ----------
+    cache_dtype : a codec, or k=CODEC,v=CODEC
+    num_tokens : tokens that fit at the same time
+    nbytes : bytes of the whole pool, padding pages and fixed tiers included
+    bytes_per_token : bytes of one token in the tiers that grow
+    max_model_len : longest request (tokens, prompt and generated together)
+    """
+
+    cache_dtype: str
+    num_tokens: int
+    nbytes: int
+    bytes_per_token: float
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What a rebuild did.
+
+    Attributes
+    ----------
+    finished_at : seconds since the epoch
+    seconds : how long no step was computed
+    requests_kept, requests_requeued : running requests that kept their pages; that are computed
+        again
+    cached_kept, cached_dropped : pages of the prefix cache, per tier
+    error : why it failed, `after` then being `before`; None when it succeeded
+    """
+
+    before: CacheSize
+    after: CacheSize
+    finished_at: float
+    seconds: float
+    requests_kept: int
+    requests_requeued: int = 0
+    cached_kept: dict[str, int] = field(default_factory=dict)
+    cached_dropped: dict[str, int] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One tier of the pool now.
+
+    Attributes
+    ----------
+    window : positions a query sees; None = all
+    page_bytes : bytes of one page
+    nbytes : bytes of all pages, the padding page included
+    pages_free : pages that hold nothing
+    pages_cached : pages of the prefix cache that no request runs on; they are given up when needed
+    """
+
+    name: str
+    window: int | None
+    page_bytes: int
+    nbytes: int
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that running requests hold."""
+        return self.pages_total - self.pages_free - self.pages_cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +162,36 @@ class EngineStats:
 
     running: int
     waiting: int
-    pages_total: dict[str, int]  # per tier
-    pages_free: dict[str, int]  # per tier
+    tiers: tuple[TierStats, ...]
+    prefix: PrefixStats
     prompt_tokens_total: int
     generation_tokens_total: int
     requests_finished_total: dict[str, int]  # per finish reason
     steps_total: int
+    last_rebuild: RebuildReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """What a start-up message, a status page or a metric says of the engine.
+
+    Attributes
+    ----------
+    bytes_per_token, bf16_bytes_per_token : KV bytes of one token in the tiers that grow
+    page_tokens, num_tokens : tokens of a page; tokens that fit at the same time
+    bf16_num_tokens : tokens that would fit in the same bytes as bf16
+    notes : what the user should know before trusting the answers
+    """
+
+    model_name: str
+    cache_dtype: str
+    bytes_per_token: float
+    bf16_bytes_per_token: float
+    page_tokens: int
+    num_tokens: int
+    bf16_num_tokens: int
+    max_model_len: int
+    cache_bytes: int
+    backend: str
+    prefix_cache: bool
+    notes: tuple[str, ...] = ()

@@ -20,11 +20,14 @@ class Request:
     ----------
     tokens : prompt, then what was generated
     prompt_tokens : length of the prompt
-    max_total_tokens : generation ends at this length
+    max_total_tokens : generation ends at this length; None = where the context ends
     num_computed : tokens whose K and V are in the cache: [0, num_computed)
     prefill_until : tokens before this position are prefilled (attend to their own chunk
         unquantized); those from it on are decoded one at a time. The scheduler sets it on
-        admission: the prompt's length, or all tokens so far when a preempted request returns.
+        admission: the prompt's length, or all tokens so far when a preempted request returns
+        of which not all was kept.
+    cached_tokens : tokens of the prompt that the prefix cache had when the request first ran;
+        None before that
     pages : None while the request waits
     generator : source of this request's draws; None when greedy
     """
@@ -33,11 +36,12 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     prompt_tokens: int
-    max_total_tokens: int
+    max_total_tokens: int | None
     detokenizer: Detokenizer
     generator: torch.Generator | None
     num_computed: int = 0
     prefill_until: int = 0
+    cached_tokens: int | None = None
     pages: SequencePages | None = None
     finish_reason: FinishReason | None = field(default=None)
 
@@ -50,6 +54,11 @@ class Request:
     def completion_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def least_total_tokens(self) -> int:
+        """Tokens that the cache must be able to hold for it, alone, or it never ends."""
+        return self.max_total_tokens or len(self.tokens) + 1
 
     def step_tokens(self, count: int) -> Sequence[int]:
         """The next `count` tokens to compute."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from kvq_cli.engine.request import Request
-from kvq_pools import CacheSpace
+from kvq_pools import CacheSpace, SequencePages
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,11 @@ class Schedule:
 class Scheduler:
     """Running requests, waiting requests, and the pages between them.
 
-    Every running request decodes in every step; prefills share `max_prefill_tokens` a step.
-    When pages run out the request that arrived last gives its pages back and is computed again
-    later: nobody who came earlier waits for somebody who came later, and nothing is lost.
+    Every running request decodes in every step; prefills share `max_prefill_tokens` a step, which
+    is the user's number whatever the size of the pool. A request is admitted when its whole
+    prefill has room; what the prefix cache holds of it is not computed again. When pages run out
+    the request that arrived last gives its pages back and is computed again later: nobody who came
+    earlier waits for somebody who came later, and nothing is lost.
     """
 
     def __init__(
@@ -41,15 +44,16 @@ class Scheduler:
         self.max_running_requests = max_running_requests
         self.max_prefill_tokens = max_prefill_tokens
         self.running: list[Request] = []  # in order of arrival
-        self.waiting: deque[Request] = deque()
+        self.waiting: deque[Request] = deque()  # likewise, all after the running ones
         self._preempted_in_step = False
+        self._refused: tuple[object, ...] = ()  # the state in which the first one had to wait
 
     def add(self, request: Request) -> None:
         """Queue a request behind those that came before it."""
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Forget a request (finished or cancelled) and free its pages."""
+        """Forget a request (finished or cancelled); its pages go to the prefix cache."""
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -57,6 +61,20 @@ class Scheduler:
         if request.pages is not None:
             request.pages.close()
             request.pages = None
+
+    def requeue(self, dropped: Collection[SequencePages]) -> int:
+        """After a rebuild: who lost its pages waits for new ones, and so do all that came later.
+
+        Returns how many.
+        """
+        self._refused = ()
+        lost = [i for i, request in enumerate(self.running) if request.pages in dropped]
+        if not lost:
+            return 0
+        again = self.running[lost[0] :]
+        for request in reversed(again):
+            self._preempt(request)
+        return len(again)
 
     def schedule(self) -> Schedule:
         """Plan a step; pages for its tokens are reserved on return."""
@@ -74,23 +92,43 @@ class Scheduler:
             # a prefill may have taken the pages of a decode planned above
             step.decodes[:] = [r for r in step.decodes if r.pages is not None]
             return step
-        while budget and self._admit_next():
-            budget -= self._extend(self.running[-1], budget, step)
+        while budget and (admitted := self._admit_next()):
+            if not admitted.decoding:
+                budget -= self._extend(admitted, budget, step)
+            elif self._reserve(admitted, 1):
+                step.decodes.append(admitted)
         return step
 
-    def _admit_next(self) -> bool:
+    def _admit_next(self) -> Request | None:
         """Move the first waiting request to the running ones if its whole prefill has room."""
         if not self.waiting or len(self.running) >= self.max_running_requests:
-            return False
+            return None
         request = self.waiting[0]
-        promised = sum(r.prefill_until - r.num_computed for r in self.running if not r.decoding)
-        if not self.space.can_open(len(request.tokens) + promised, self.max_prefill_tokens):
-            return False
-        request.pages = self.space.open()
-        request.num_computed = 0
-        request.prefill_until = len(request.tokens)
+        promised = [
+            (r.pages, r.prefill_until)
+            for r in self.running
+            if r.pages is not None and not r.decoding
+        ]
+        owed = sum(goal - pages.num_computed for pages, goal in promised)
+        free = [self.space.num_free(tier.name) for tier in self.space.plan.tiers]
+        state = request, owed, free
+        if state == self._refused:
+            return None  # hashing a long prompt in every step would tell nothing new
+        hit = self.space.lookup(request.tokens)
+        if not self.space.can_open(
+            len(request.tokens), self.max_prefill_tokens, hit, promised=promised
+        ):
+            self._refused = state
+            return None
+        request.pages = self.space.open(request.tokens)
+        request.num_computed = request.pages.num_computed
+        if request.cached_tokens is None:
+            request.cached_tokens = request.num_computed
+        # one that ran before and lost nothing goes on as it would have
+        whole = request.completion_tokens and request.num_computed == len(request.tokens) - 1
+        request.prefill_until = request.num_computed if whole else len(request.tokens)
         self.running.append(self.waiting.popleft())
-        return True
+        return request
 
     def _extend(self, request: Request, budget: int, step: Schedule) -> int:
         count = min(budget, request.prefill_until - request.num_computed)
@@ -115,7 +153,7 @@ class Scheduler:
         assert request.pages is not None
         self._preempted_in_step = True
         self.running.remove(request)
-        request.pages.close()
+        request.pages.close()  # what was computed stays in the prefix cache while there is room
         request.pages = None
         request.num_computed = 0
         self.waiting.appendleft(request)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from kvq_cli import __version__
-from kvq_cli.server import chat, completions, errors, health, metrics, models
+from kvq_cli.server import chat, completions, errors, health, kv, metrics, models
 from kvq_cli.server.latency import Latency
 from kvq_cli.server.prompts import encode
 
@@ -42,6 +42,7 @@ def create_app(engine: AsyncEngine) -> FastAPI:
     app.include_router(completions.routes(engine, latency))
     app.include_router(models.routes(engine))
     app.include_router(health.routes(engine))
+    app.include_router(kv.routes(engine))
     app.include_router(metrics.routes(registry))
     errors.install(app)
     return app

@@ -12,8 +12,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from kvq_cli.engine.params import EngineFailed, RequestRejected
+from kvq_cli.engine.params import EngineFailed, RebuildBusy, RequestRejected
 from kvq_cli.server.protocol import ErrorBody, ErrorDetail
+from kvq_pools import RebuildFailed, RebuildRejected
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,12 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the request is wrong"},
     404: {"model": ErrorBody, "description": "no such model"},
     503: {"model": ErrorBody, "description": "the engine cannot serve"},
+}
+REBUILD_ANSWERS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "it cannot be done; nothing was touched"},
+    409: {"model": ErrorBody, "description": "another rebuild runs"},
+    500: {"model": ErrorBody, "description": "it went wrong; the old cache is back and serves on"},
+    503: ANSWERS[503],
 }
 CLIENT_LEFT = 499
 MOST_QUOTED = 80  # characters
@@ -60,6 +67,13 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error))
         case EngineFailed():
             return ApiError(503, f"the engine cannot serve: {error}", code="engine_failed")
+        case RebuildRejected():
+            return ApiError(400, str(error), code="rebuild_rejected")
+        case RebuildBusy():
+            return ApiError(409, str(error), code="rebuild_busy")
+        case RebuildFailed():
+            logger.error("a rebuild failed", exc_info=error)
+            return ApiError(500, str(error), code="rebuild_failed")
         case _:
             logger.error("a request failed", exc_info=error)
             return ApiError(500, "internal error; the server's log has the details")
@@ -85,7 +99,15 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(ClientDisconnect, left)
-    for kind in (ApiError, RequestRejected, EngineFailed, Exception):
+    for kind in (
+        ApiError,
+        RequestRejected,
+        EngineFailed,
+        RebuildRejected,
+        RebuildBusy,
+        RebuildFailed,
+        Exception,
+    ):
         app.add_exception_handler(kind, answer)
 
 

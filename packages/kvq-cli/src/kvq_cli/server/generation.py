@@ -15,7 +15,7 @@ from starlette.types import Receive
 from kvq_cli.engine.params import EngineFailed, RequestRejected, SamplingParams
 from kvq_cli.server.errors import ApiError
 from kvq_cli.server.latency import Latency
-from kvq_cli.server.protocol import Reason, Usage
+from kvq_cli.server.protocol import PromptTokensDetails, Reason, Usage
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine, RequestHandle
@@ -52,6 +52,9 @@ class Generation:
         self.id = uuid.uuid4().hex
         self.created = int(time.time())
         self.model = engine.model_name
+        self._engine = engine
+        self._params = params
+        self._param = param
         self._latency = latency
         self._start = time.perf_counter()
         self._handles: list[RequestHandle] = []
@@ -60,10 +63,7 @@ class Generation:
                 self._handles.append(engine.submit(prompt, params))
             except RequestRejected as error:
                 self.cancel()
-                room = engine.max_model_len - len(prompt)
-                code = "context_length_exceeded" if (params.max_tokens or 1) > room else None
-                at_fault = "max_tokens" if code and room > 0 else param
-                raise ApiError(400, str(error), param=at_fault, code=code) from error
+                raise self._refused(error, len(prompt)) from error
             except EngineFailed:
                 self.cancel()
                 raise
@@ -77,6 +77,9 @@ class Generation:
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(handle.cached_tokens for handle in self._handles)
+            ),
         )
 
     def cancel(self) -> None:
@@ -119,8 +122,16 @@ class Generation:
                 if delta.finish_reason is not None:
                     self._latency.whole.observe(seconds)
                 arrived.put_nowait(Piece(index, delta.text, delta.finish_reason))
+        except RequestRejected as error:  # the cache became smaller after it was submitted
+            arrived.put_nowait(self._refused(error, handle.prompt_tokens))
         except Exception as error:  # for the one who iterates, not for this task
             arrived.put_nowait(error)
+
+    def _refused(self, error: RequestRejected, prompt_tokens: int) -> ApiError:
+        room = self._engine.max_model_len - prompt_tokens
+        code = "context_length_exceeded" if (self._params.max_tokens or 1) > room else None
+        at_fault = "max_tokens" if code and room > 0 else self._param
+        return ApiError(400, str(error), param=at_fault, code=code)
 
     async def collect(self) -> list[tuple[str, Reason]]:
         """The whole text of every choice, and why it ended."""

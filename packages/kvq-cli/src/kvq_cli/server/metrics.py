@@ -25,7 +25,7 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One snapshot as metrics."""
-        stats, summary = self._engine.stats(), self._engine.summary
+        summary, stats = self._engine.snapshot
         yield GaugeMetricFamily(
             "kvq_num_requests_running", "Requests being computed.", stats.running
         )
@@ -46,11 +46,24 @@ class EngineCollector(Collector):
             finished.add_metric([reason], stats.requests_finished_total.get(reason, 0))
         yield finished
         pages = GaugeMetricFamily("kvq_pages", "Pages of the cache.", labels=["tier", "state"])
-        for tier, total in stats.pages_total.items():
-            free = stats.pages_free[tier]
-            pages.add_metric([tier, "free"], free)
-            pages.add_metric([tier, "used"], total - free)
+        for tier in stats.tiers:
+            pages.add_metric([tier.name, "free"], tier.pages_free)
+            pages.add_metric([tier.name, "cached"], tier.pages_cached)
+            pages.add_metric([tier.name, "used"], tier.pages_used)
         yield pages
+        yield CounterMetricFamily(
+            "kvq_prefix_cache_queries",
+            "Tokens looked up in the prefix cache.",
+            stats.prefix.queried_tokens,
+        )
+        yield CounterMetricFamily(
+            "kvq_prefix_cache_hits",
+            "Tokens found in the prefix cache and not computed.",
+            stats.prefix.hit_tokens,
+        )
+        yield GaugeMetricFamily(
+            "kvq_cache_tokens", "Tokens that fit in the cache.", summary.num_tokens
+        )
         yield GaugeMetricFamily(
             "kvq_cache_bytes_per_token",
             "Bytes of keys and values of one token in the tiers that grow.",

@@ -28,19 +28,20 @@ def require_served(engine: AsyncEngine, name: str) -> None:
 def routes(engine: AsyncEngine) -> APIRouter:
     """The routes, for one engine."""
     router = APIRouter(tags=["openai"])
-    model = Model(
-        id=engine.model_name, created=int(time.time()), max_model_len=engine.max_model_len
-    )
+    created = int(time.time())
+
+    def model() -> Model:  # its longest request follows the cache's size
+        return Model(id=engine.model_name, created=created, max_model_len=engine.max_model_len)
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
         """Models that requests may name."""
-        return ModelList(data=[model])
+        return ModelList(data=[model()])
 
     @router.get("/v1/models/{name:path}", responses={404: errors.ANSWERS[404]})
     async def retrieve_model(name: str) -> Model:
         """One model."""
         require_served(engine, name)
-        return model
+        return model()
 
     return router

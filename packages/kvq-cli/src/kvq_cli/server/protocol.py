@@ -197,12 +197,19 @@ class CompletionRequest(GenerationRequest):
 Reason = Literal["stop", "length"]
 
 
+class PromptTokensDetails(BaseModel):
+    """What of the prompt was not computed."""
+
+    cached_tokens: int
+
+
 class Usage(BaseModel):
     """Tokens of one HTTP request, all its choices together."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class AssistantMessage(BaseModel):

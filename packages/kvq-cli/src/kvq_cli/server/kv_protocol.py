@@ -1,0 +1,195 @@
+"""What is asked of the cache over HTTP, and what is answered."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvq_cli.engine.params import CacheSize, EngineStats, EngineSummary, RebuildReport, TierStats
+from kvq_cli.server.fields import Body, Text
+from kvq_cli.server.protocol import Count
+
+
+class RebuildRequest(Body):
+    """Body of POST /v1/kv/rebuild; what is left out stays as it is."""
+
+    num_tokens: Annotated[Count | None, Field(description="a multiple of page_tokens")] = None
+    kv_cache_dtype: Annotated[Text | None, Field(description="CODEC or k=CODEC,v=CODEC")] = None
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> RebuildRequest:
+        if self.num_tokens is None and self.kv_cache_dtype is None:
+            raise PydanticCustomError(
+                "invalid_parameter",
+                "or kv_cache_dtype must be given, or both",
+                {"param": "num_tokens"},
+            )
+        return self
+
+
+class Size(BaseModel):
+    """The cache at one moment."""
+
+    kv_cache_dtype: str
+    num_tokens: int
+    bytes: int
+    bytes_per_token: float
+    max_model_len: int
+
+    @classmethod
+    def of(cls, size: CacheSize) -> Size:
+        """In the words of the API."""
+        return cls(
+            kv_cache_dtype=size.cache_dtype,
+            num_tokens=size.num_tokens,
+            bytes=size.nbytes,
+            bytes_per_token=size.bytes_per_token,
+            max_model_len=size.max_model_len,
+        )
+
+
+class Requests(BaseModel):
+    """Running requests in a rebuild."""
+
+    kept: int
+    requeued: Annotated[int, Field(description="computed again, none is lost")]
+
+
+class CachedPages(BaseModel):
+    """Pages of the prefix cache in a rebuild, per tier."""
+
+    kept: dict[str, int]
+    dropped: dict[str, int]
+
+
+class Rebuild(BaseModel):
+    """A rebuild that was tried: answer of POST /v1/kv/rebuild when it succeeded."""
+
+    before: Size
+    after: Size
+    requests: Requests
+    cached_pages: CachedPages
+    seconds: float
+    finished_at: Annotated[float, Field(description="seconds since the epoch")]
+    error: str | None
+
+    @classmethod
+    def of(cls, report: RebuildReport) -> Rebuild:
+        """In the words of the API."""
+        return cls(
+            before=Size.of(report.before),
+            after=Size.of(report.after),
+            requests=Requests(kept=report.requests_kept, requeued=report.requests_requeued),
+            cached_pages=CachedPages(kept=report.cached_kept, dropped=report.cached_dropped),
+            seconds=report.seconds,
+            finished_at=report.finished_at,
+            error=report.error,
+        )
+
+
+class Pages(BaseModel):
+    """Pages of one tier: free + cached + used = total."""
+
+    total: int
+    free: int
+    cached: Annotated[int, Field(description="of the prefix cache, given up when needed")]
+    used: Annotated[int, Field(description="of running requests")]
+
+
+class TierStatus(BaseModel):
+    """One tier of the cache."""
+
+    name: str
+    window: Annotated[int | None, Field(description="positions a query sees; null: all")]
+    page_bytes: int
+    bytes: Annotated[int, Field(description="of all pages and the padding page")]
+    pages: Pages
+
+    @classmethod
+    def of(cls, tier: TierStats) -> TierStatus:
+        """In the words of the API."""
+        return cls(
+            name=tier.name,
+            window=tier.window,
+            page_bytes=tier.page_bytes,
+            bytes=tier.nbytes,
+            pages=Pages(
+                total=tier.pages_total,
+                free=tier.pages_free,
+                cached=tier.pages_cached,
+                used=tier.pages_used,
+            ),
+        )
+
+
+class PrefixStatus(BaseModel):
+    """The prefix cache: totals since the server started."""
+
+    enabled: bool
+    lookups: Annotated[int, Field(description="requests that asked it")]
+    queried_tokens: int
+    hit_tokens: int
+    evicted_pages: int
+
+
+class Load(BaseModel):
+    """Requests now."""
+
+    running: int
+    waiting: int
+
+
+class Status(BaseModel):
+    """Answer of GET /v1/kv/status."""
+
+    state: Literal["ready", "rebuilding", "failed"]
+    failure: str | None
+    model: str
+    kv_cache_dtype: str
+    backend: str
+    page_tokens: int
+    num_tokens: int
+    max_model_len: int
+    bytes: Annotated[int, Field(description="of the whole pool")]
+    bytes_per_token: Annotated[float, Field(description="in the tiers that grow")]
+    bf16_bytes_per_token: float
+    tiers: list[TierStatus]
+    prefix_cache: PrefixStatus
+    requests: Load
+    last_rebuild: Rebuild | None
+
+    @classmethod
+    def of(
+        cls,
+        state: Literal["ready", "rebuilding", "failed"],
+        failure: str | None,
+        summary: EngineSummary,
+        stats: EngineStats,
+    ) -> Status:
+        """In the words of the API."""
+        prefix, last = stats.prefix, stats.last_rebuild
+        return cls(
+            state=state,
+            failure=failure,
+            model=summary.model_name,
+            kv_cache_dtype=summary.cache_dtype,
+            backend=summary.backend,
+            page_tokens=summary.page_tokens,
+            num_tokens=summary.num_tokens,
+            max_model_len=summary.max_model_len,
+            bytes=summary.cache_bytes,
+            bytes_per_token=summary.bytes_per_token,
+            bf16_bytes_per_token=summary.bf16_bytes_per_token,
+            tiers=[TierStatus.of(tier) for tier in stats.tiers],
+            prefix_cache=PrefixStatus(
+                enabled=summary.prefix_cache,
+                lookups=prefix.lookups,
+                queried_tokens=prefix.queried_tokens,
+                hit_tokens=prefix.hit_tokens,
+                evicted_pages=prefix.evicted_pages,
+            ),
+            requests=Load(running=stats.running, waiting=stats.waiting),
+            last_rebuild=None if last is None else Rebuild.of(last),
+        )

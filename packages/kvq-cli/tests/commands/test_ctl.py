@@ -1,0 +1,161 @@
+"""`kvq ctl` as a process, against a server over a scripted engine and against none."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from http_server import serving, wait_for
+from scripted_engine import ScriptedEngine
+
+from kvq_pools import RebuildFailed, RebuildRejected
+
+
+def ctl(*arguments, url=None, **environment):
+    where = [] if url is None else ["--url", url]
+    return subprocess.run(
+        [sys.executable, "-m", "kvq_cli", "ctl", *arguments, *where],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+        env={"COLUMNS": "120", **environment},
+    )
+
+
+def one_line(done, code):
+    """The one line of an error."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.fixture
+def engine():
+    return ScriptedEngine()
+
+
+@pytest.fixture
+def url(engine):
+    with serving(engine) as url:
+        yield url
+
+
+def test_stats_show_what_the_status_has(url):
+    done = ctl("stats", url=url)
+    assert done.returncode == 0
+    for words in (
+        "ready",
+        "9,360 bytes, 40.6% of bf16's 23,040",
+        "1,600 tokens in 14.3 MiB",
+        "100: 96 free, 4 cached, 0 used; 99,840 bytes each",
+        "7: 7 free, 0 cached, 0 used; 49,920 bytes each, window 32",
+        "12 of 30 tokens of 3 requests found (40.0%); 6 pages evicted",
+        "0 running, 0 waiting",
+    ):
+        assert words in done.stdout
+    assert "last rebuild" not in done.stdout
+
+
+def test_stats_as_json_are_the_servers(url):
+    found = json.loads(ctl("stats", "--json", url=f"{url}/").stdout)
+    assert found["num_tokens"] == 1600
+    assert found["state"] == "ready"
+
+
+def test_a_size_is_rounded_up_to_whole_pages_and_said(url, engine):
+    done = ctl("cache", "--tokens", "1.25k", "--kv-cache-dtype", "q4_0", url=url)
+    assert done.returncode == 0
+    assert "1,250 tokens become 1,264: a page holds 16" in done.stdout
+    assert "1,600 → 1,264 tokens" in done.stdout
+    assert "k=q8_0,v=q4_0 → q4_0" in done.stdout
+    assert "2 kept their pages, 1 computed again" in done.stdout
+    assert "5 kept, 3 dropped" in done.stdout
+    assert engine.rebuilds == [(1264, "q4_0")]
+    assert "1,600 → 1,264 tokens" in ctl("stats", url=url).stdout
+
+
+def test_whole_pages_are_sent_as_they_are(url, engine):
+    done = ctl("cache", "--tokens", "1.6k", url=url)
+    assert done.returncode == 0
+    assert "become" not in done.stdout
+    assert engine.rebuilds == [(1600, None)]
+
+
+def test_a_format_alone_keeps_the_size(url, engine):
+    assert ctl("cache", "--kv-cache-dtype", "q4_0", url=url).returncode == 0
+    assert engine.rebuilds == [(None, "q4_0")]
+
+
+def test_what_the_server_refuses_is_one_line(url, engine):
+    engine.rebuild_error = RebuildRejected("a cache of 1,600 tokens needs 9 bytes more")
+    assert "needs 9 bytes more" in one_line(ctl("cache", "--tokens", "1.6k", url=url), 2)
+
+
+def test_what_the_server_fails_at_is_one_line(url, engine):
+    engine.rebuild_error = RebuildFailed("out of memory; the pool has its 100 pages")
+    assert "out of memory" in one_line(ctl("cache", "--tokens", "1.6k", url=url), 4)
+
+
+def test_stats_of_a_dead_engine_say_why(url, engine):
+    wait_for(lambda: engine.running)
+    engine.fail("the pool has no memory")
+    wait_for(lambda: engine.failure is not None)
+    assert "failed: the pool has no memory" in ctl("stats", url=url).stdout
+
+
+@pytest.mark.parametrize("arguments", [("cache", "--tokens", "2k"), ("stats",)])
+def test_no_server_is_one_line_that_names_the_url(arguments):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    line = one_line(ctl(*arguments, url=f"http://127.0.0.1:{port}"), 3)
+    assert f"no server answers at http://127.0.0.1:{port}" in line
+    assert "kvq serve" in line
+
+
+class Stranger(BaseHTTPRequestHandler):
+    def do_GET(self):
+        status, body = (404, b"nothing") if self.path.startswith("/v1") else (200, b"{}")
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_server_that_is_not_kvqs_is_one_line():
+    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            assert "is no kvq server" in one_line(ctl("stats", url=url), 3)
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1919", "ftp://127.0.0.1", "http://", "http://x:port"])
+def test_a_url_that_is_none_is_one_line(url):
+    assert url in one_line(ctl("stats", url=url), 2)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(url):
+    assert ctl("stats", url=url, HTTP_PROXY="http://127.0.0.1:9").returncode == 0
+
+
+@pytest.mark.parametrize("size", ["many", "0", "1.0001k"])
+def test_a_size_that_is_none_is_refused_before_anything_is_asked(size):
+    assert size in one_line(ctl("cache", "--tokens", size, url="http://127.0.0.1:9"), 2)
+
+
+def test_nothing_to_change_is_wrong_usage():
+    done = ctl("cache", url="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "--tokens" in done.stderr
