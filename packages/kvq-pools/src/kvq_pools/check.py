@@ -71,9 +71,7 @@ def _check_holders(space: CacheSpace) -> None:
     holders: Counter[Node] = Counter()
     for sequence in space._sequences:
         previous = None
-        path = sequence._path or []
-        if sequence._path is not None and not space.prefix_cache:
-            raise IntegrityError("a sequence takes part in a cache that is off")
+        path, loose = sequence._path, sequence._loose
         for node in path:
             if tree.nodes.get(node.key) is not node or len(node.tokens) != (
                 space.plan.page_tokens * TOKEN_BYTES
@@ -83,10 +81,13 @@ def _check_holders(space: CacheSpace) -> None:
                 raise IntegrityError(f"a sequence holds {node.key.hex()} out of order")
             previous = node
         holders.update(path)
-        if len(path) * space.plan.page_tokens + len(sequence._loose) // TOKEN_BYTES > (
-            sequence.num_computed
-        ):
-            raise IntegrityError("a sequence told the cache of tokens it has not computed")
+        if loose is None:
+            continue
+        told = len(path) * space.plan.page_tokens + len(loose) // TOKEN_BYTES
+        if told != sequence.num_computed or not space.prefix_cache:
+            raise IntegrityError(
+                f"the cache was told of {told} tokens, {sequence.num_computed} are computed"
+            )
     wrong = [node for node in tree.nodes.values() if node.holders != holders[node]]
     if wrong:
         raise IntegrityError(f"node {wrong[0].key.hex()} counts {wrong[0].holders} holders wrongly")

@@ -93,8 +93,10 @@ class _Survivors:
             if self._keep({tier: sequence._held(tier) for tier in self.room}):
                 self.sequences[sequence] = None
         tree = self.space._tree
-        # parents were made before their children and used no earlier than those, unless held
-        by_use = sorted(tree.nodes.values(), key=lambda node: 0 if node.holders else -node.used)
+        # Parents come before children: they were made before them, and what nobody holds was not
+        # used after its parent.
+        last = tree.clock + 1
+        by_use = sorted(tree.nodes.values(), key=lambda n: -last if n.holders else -n.used)
         full = [(i, t) for i, t in enumerate(tree.tiers) if i not in tree.windows]
         for node in by_use:
             parent = node.parent
@@ -128,7 +130,7 @@ class _Survivors:
         allocators = {tier: PageAllocator(pages) for tier, pages in self.room.items()}
         tree.tick()
         for sequence in dropped:
-            for node in sequence._path or []:
+            for node in sequence._path:
                 node.used = tree.clock
             sequence._end()
         space.plan, space.num_pages, space._allocators = self.plan, self.num_pages, allocators
@@ -150,10 +152,10 @@ class _Survivors:
                 table[:] = [page if page == NO_PAGE else moves[page] for page in table]
                 owners[tier].update(sequence._held(tier))
             path = sequence._path
-            if path is not None and any(node not in self.nodes for node in path):
+            if any(node not in self.nodes for node in path):
                 gone = next(i for i, node in enumerate(path) if node not in self.nodes)
                 del path[gone:]
-                sequence._loose = b""  # followed the whole path
+                sequence._loose = None  # its tokens follow the whole path
         tables = {
             node: [
                 NO_PAGE if page == NO_PAGE else self.moves[tier].get(page, NO_PAGE)
@@ -174,6 +176,6 @@ class _Survivors:
             self.plan,
             allocators,
             tables,
-            [sequence._path or [] for sequence in self.sequences],
+            [sequence._path for sequence in self.sequences],
             self.moves,
         )

@@ -52,8 +52,9 @@ class SequencePages:
         self._space = space
         self.adapter = adapter
         self._kept_from = {name: 0 for name in space._tree.tiers}  # index into the table
-        self._path: list[Node] | None = [] if space.prefix_cache else None  # of its first pages
-        self._loose = b""  # computed tokens after the path's, as far as they were told
+        self._path: list[Node] = []  # of its first pages
+        # The computed tokens after the path's; None = it adds nothing to the cache (any more).
+        self._loose: bytes | None = b"" if space.prefix_cache else None
         self.tables: dict[str, list[int]] = {name: [] for name in space._allocators}
         self.num_cached = 0
         self.num_tokens = 0
@@ -84,8 +85,9 @@ class SequencePages:
         """Note that positions [0, num_computed) were computed.
 
         `tokens`: the sequence's tokens so far, at least that many and the same as ever before;
-        with them whole pages become part of the prefix cache at once. Pages of window tiers
-        that no query at num_computed or later can see are released.
+        with them whole pages become part of the prefix cache at once. Without them, once, it
+        adds nothing more to the cache. Pages of window tiers that no query at num_computed or
+        later can see are released.
         """
         self._check_open()
         whole_number("num_computed", num_computed)
@@ -94,11 +96,13 @@ class SequencePages:
                 f"num_computed must be {self.num_computed} … {self.num_tokens} (what was computed "
                 f"before … what has pages), got {num_computed}; to go back, close and open anew"
             )
-        if tokens is not None and self._path is not None:
-            if len(tokens) < num_computed:
-                raise PageError(f"{len(tokens)} tokens given, {num_computed} were computed")
-            done = len(self._path) * self._space.plan.page_tokens
-            self._register(token_bytes(tokens[done:num_computed]))
+        if tokens is not None and len(tokens) < num_computed:
+            raise PageError(f"{len(tokens)} tokens given, {num_computed} were computed")
+        if self._loose is not None and num_computed > self.num_computed:
+            if tokens is None:
+                self._loose = None
+            else:
+                self._register(self._loose + token_bytes(tokens[self.num_computed : num_computed]))
         self.num_computed = num_computed
         tree = self._space._tree
         for number in tree.windows:
@@ -132,9 +136,9 @@ class SequencePages:
         copies = {
             tier: table[whole : whole + 1] if tier in self._kept_from else table
             for tier, table in self.tables.items()
-            if rest or tier not in self._kept_from
+            if (rest if tier in self._kept_from else table)
         }
-        if any(copies.values()) and space.copy_page is None:
+        if copies and space.copy_page is None:
             raise PageError(
                 f"{self.num_computed} computed tokens leave pages to copy; make the space with "
                 "copy_page=pool.copy_page"
@@ -147,14 +151,15 @@ class SequencePages:
         twin.num_cached = self.num_cached
         twin.num_tokens = twin.num_computed = self.num_computed
         space._sequences[twin] = None
-        twin._path = None if self._path is None else list(self._path)
+        twin._path = list(self._path)
         space._tree.tick()
-        space._tree.hold(twin._path or [])
+        space._tree.hold(twin._path)
         for number, tier in enumerate(space._tree.tiers):
             twin.tables[tier] = self.tables[tier][:whole]
             twin._kept_from[tier] = self._kept_from[tier]
             space._tree.allocators[number].retain(twin._held(tier))
-        twin._copy(copies)
+        if copies:
+            twin._copy(copies)
         twin._loose = self._loose
         return twin
 
@@ -167,14 +172,12 @@ class SequencePages:
         if self not in space._sequences:
             return
         tree.tick()
-        if self._path is not None:
-            grain = space.plan.granularity * TOKEN_BYTES
+        grain = space.plan.granularity * TOKEN_BYTES
+        if self._loose is not None and len(self._loose) >= grain:
             part = self._loose[: len(self._loose) // grain * grain]
-            if part:
-                index = len(self._path)
-                pages = [self.tables[tier][index] for tier in tree.tiers]
-                tree.add_part(self._path[-1] if self._path else None, self.adapter, part, pages)
-        self._leave_cache()
+            pages = [self.tables[tier][len(self._path)] for tier in tree.tiers]
+            tree.add_part(self._path[-1] if self._path else None, self.adapter, part, pages)
+        tree.leave(self._path)
         for number, tier in enumerate(tree.tiers):
             tree.release(number, self._held(tier))
         for tier in self.tables.keys() - self._kept_from:
@@ -184,7 +187,7 @@ class SequencePages:
     def _end(self) -> None:
         """Be closed, without pages; whose they are now is the caller's affair."""
         del self._space._sequences[self]
-        self._path = None
+        self._path, self._loose = [], None
         for table in self.tables.values():
             table.clear()
 
@@ -226,7 +229,6 @@ class SequencePages:
 
     def _register(self, data: bytes) -> None:
         """Make whole pages nodes of the prefix cache; `data` are the tokens after the path's."""
-        assert self._path is not None
         tree = self._space._tree
         tables = [self.tables[tier] for tier in tree.tiers]
         step = self._space.plan.page_tokens * TOKEN_BYTES
@@ -236,16 +238,11 @@ class SequencePages:
             parent = self._path[-1] if self._path else None
             node = tree.add(parent, self.adapter, data[:step], [table[index] for table in tables])
             if node is None:
-                self._leave_cache()
+                self._loose = None
                 return
             self._path.append(node)
             data = data[step:]
         self._loose = data
-
-    def _leave_cache(self) -> None:
-        """Hold nothing of the prefix cache, and add nothing to it any more."""
-        self._space._tree.leave(self._path or [])
-        self._path, self._loose = None, b""
 
     def _missing(self, num_tokens: int) -> dict[str, int]:
         """Pages to add in each tier to reach `num_tokens`."""

@@ -173,7 +173,7 @@ class CacheSpace:
         """Forget every cached page; what running sequences computed so far is not cached later."""
         self._tree.clear()
         for sequence in self._sequences:
-            sequence._path, sequence._loose = None, b""
+            sequence._path, sequence._loose = [], None
 
     def stats(self) -> PrefixStats:
         """How much the prefix cache was asked and had."""
