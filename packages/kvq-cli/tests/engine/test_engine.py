@@ -1,14 +1,19 @@
 import random
 
 import pytest
-from tiny_models import VOCABULARY, gemma, generate, greedy, llama, make_engine, run, tokens_of
+from tiny_models import (
+    VOCABULARY,
+    gemma,
+    generate,
+    greedy,
+    llama,
+    make_engine,
+    run,
+    tokens_of,
+)
+from tiny_models import random_prompt as prompt
 
 from kvq_cli.engine.params import RequestRejected, SamplingParams
-
-
-def prompt(length, seed=0):
-    rng = random.Random(length * 1000 + seed)
-    return [rng.randrange(1, VOCABULARY) for _ in range(length)]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 
 from kvq_cli.compose import ServeOptions, assemble, choose_cache
 from kvq_cli.config import geometry
+from kvq_cli.engine.async_engine import AsyncEngine
 from kvq_cli.engine.engine import Engine
-from kvq_cli.engine.params import Delta, SamplingParams
+from kvq_cli.engine.params import Delta, EngineSummary, SamplingParams
 from kvq_cli.models import attention
 
 VOCABULARY = 96
@@ -20,12 +22,17 @@ VOCABULARY = 96
 class Letters:
     """A tokenizer whose tokens are single characters."""
 
+    chat_template = None
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return [ord(c) - 32 for c in text]
+
     def decode(self, tokens: Sequence[int], **_: Any) -> str:
         return "".join(chr(32 + t) for t in tokens)
 
 
-def llama(seed: int = 0) -> LlamaForCausalLM:
-    """Two full-attention layers, 4/2 heads × 32."""
+def llama(seed: int = 0, head_dim: int = 32) -> LlamaForCausalLM:
+    """Two full-attention layers, 4/2 heads."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -34,7 +41,7 @@ def llama(seed: int = 0) -> LlamaForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=256,
         initializer_range=0.3,
         bos_token_id=None,
@@ -43,8 +50,8 @@ def llama(seed: int = 0) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def gemma(seed: int = 0) -> Gemma3ForCausalLM:
-    """Four layers, two of which slide a window of 24, 2/1 heads × 32."""
+def gemma(seed: int = 0, head_dim: int = 32) -> Gemma3ForCausalLM:
+    """Four layers, two of which slide a window of 24, 2/1 heads."""
     torch.manual_seed(seed)
     config = Gemma3TextConfig(
         vocab_size=VOCABULARY,
@@ -53,12 +60,13 @@ def gemma(seed: int = 0) -> Gemma3ForCausalLM:
         num_hidden_layers=4,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=32,
+        head_dim=head_dim,
         max_position_embeddings=256,
         sliding_window=24,
         layer_types=["sliding_attention", "full_attention"] * 2,
         initializer_range=0.3,
-        query_pre_attn_scalar=32,
+        query_pre_attn_scalar=head_dim,
+        tie_word_embeddings=False,  # tied, random weights repeat the last token whatever they see
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=None,
@@ -99,6 +107,47 @@ def make_engine(
     )
 
 
+def make_async_engine(engine: Engine) -> AsyncEngine:
+    """The engine behind an event loop."""
+
+    def summarize(engine: Engine) -> EngineSummary:
+        cache = engine.cache
+        return EngineSummary(
+            model_name="tiny",
+            cache_dtype=cache.choice.cache_dtype,
+            bytes_per_token=cache.pool.plan.token_bytes,
+            bf16_bytes_per_token=1.0,
+            page_tokens=cache.pool.plan.page_tokens,
+            num_tokens=cache.num_tokens,
+            bf16_num_tokens=0,
+            max_model_len=engine.max_model_len,
+            cache_bytes=cache.pool.nbytes,
+            backend=cache.choice.backend,
+            prefix_cache=cache.space.prefix_cache,
+        )
+
+    return AsyncEngine(engine, summarize)
+
+
+def record_logits(engine: Engine) -> list[torch.Tensor]:
+    """A list that grows by the logits of each step."""
+    seen: list[torch.Tensor] = []
+    forward = engine.runner.forward
+
+    def recorded(step: Any) -> torch.Tensor:
+        seen.append(forward(step))
+        return seen[-1]
+
+    engine.runner.forward = recorded  # type: ignore[method-assign]
+    return seen
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    """Tokens none of which ends a text."""
+    rng = random.Random(length * 1000 + seed)
+    return [rng.randrange(1, VOCABULARY) for _ in range(length)]
+
+
 def greedy(max_tokens: int, **options: Any) -> SamplingParams:
     """Greedy parameters that run to the end."""
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **options)
@@ -125,6 +174,7 @@ def tokens_of(deltas: Sequence[Delta]) -> list[int]:
 
 def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """transformers' own greedy generation."""
+    implementation = model.config._attn_implementation
     model.set_attn_implementation("eager")
     ids = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     out = model.generate(
@@ -136,4 +186,5 @@ def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
         pad_token_id=0,
         eos_token_id=None,
     )
+    model.set_attn_implementation(implementation)
     return out[0, len(prompt) :].tolist()
