@@ -8,6 +8,7 @@ import typer
 
 from kvq_cli.commands import ctl
 from kvq_cli.commands.formats import formats
+from kvq_cli.commands.plan import plan
 from kvq_cli.commands.serve import serve
 from kvq_cli.commands.version import print_versions
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(serve)
+app.command()(plan)
 app.command()(formats)
 app.add_typer(ctl.app, name="ctl")
 

@@ -32,12 +32,9 @@ class LayerFormats:
     layers: Mapping[int, CacheFormat]
 
     def __str__(self) -> str:
-        """In the grammar that is parsed; runs of layers that agree are written as one."""
-        runs = [
-            (cache, [layer for layer, _ in group])
-            for cache, group in groupby(sorted(self.layers.items()), key=lambda pair: pair[1])
-        ]
-        return ",".join(f"{_span(layers)}:{cache}" for cache, layers in runs)
+        """In the grammar that is parsed: a range of cached layers that agree is written as one."""
+        runs = groupby(sorted(self.layers), key=lambda layer: self.layers[layer])
+        return ",".join(f"{_ends(list(layers))}:{cache}" for cache, layers in runs)
 
 
 Formats = CacheFormat | LayerFormats
@@ -168,8 +165,10 @@ def _range(layers: str, text: str, model: ModelGeometry) -> range:
 
 
 def _span(layers: tuple[int, ...] | list[int]) -> str:
-    """Layers in words: one, a run, or several runs."""
-    first, last = layers[0], layers[-1]
-    if list(layers) == list(range(first, last + 1)):
-        return str(first) if first == last else f"{first}-{last}"
-    return ", ".join(map(str, layers))
+    """Layers in words: a range, or one by one."""
+    contiguous = len(layers) == layers[-1] - layers[0] + 1
+    return _ends(layers) if contiguous else ", ".join(map(str, layers))
+
+
+def _ends(layers: tuple[int, ...] | list[int]) -> str:
+    return str(layers[0]) if len(layers) == 1 else f"{layers[0]}-{layers[-1]}"

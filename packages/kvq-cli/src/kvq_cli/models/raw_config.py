@@ -9,6 +9,7 @@ from typing import Any
 from kvq_cli.config import ConfigError
 from kvq_cli.models.gguf_config import settings
 from kvq_cli.models.gguf_file import read_gguf
+from kvq_cli.models.source import resolve
 
 
 def raw_config(path: Path) -> dict[str, Any]:
@@ -30,3 +31,26 @@ def raw_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds a JSON {type(config).__name__}, not an object of settings")
     return config
+
+
+def find_config(model: str | Path) -> tuple[str, Path]:
+    """The name of a model and the file that describes it: a config.json or a GGUF file.
+
+    Parameters
+    ----------
+    model : the file itself, or, as text, what `kvq serve` takes; a directory needs no weights
+
+    Raises
+    ------
+    ConfigError : nothing there describes a model
+    """
+    path = Path(model).expanduser()
+    if isinstance(model, str) and path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise ConfigError(f"{path.parent} holds no config.json; name the model's directory")
+    elif isinstance(model, str):
+        source = resolve(model)
+        return source.name, source.path
+    path = path.resolve()
+    return (path.parent.name if path.name == "config.json" else path.stem), path

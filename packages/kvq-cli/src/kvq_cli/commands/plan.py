@@ -1,0 +1,64 @@
+"""`kvq plan`."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from kvq_cli.commands import plan_options as o
+from kvq_cli.commands.messages import plain_errors, refuse
+
+
+@plain_errors
+def plan(
+    budget: o.BudgetSize,
+    model: o.ModelArgument = None,
+    config: o.Config = None,
+    kv_cache_dtype: o.CacheDtypes = None,
+    lengths: o.Lengths = "8ki,32ki,128ki",
+    page_tokens: o.PageTokens = None,
+    max_running_requests: o.MaxRunningRequests = 16,
+    max_prefill_tokens: o.MaxPrefillTokens = 512,
+    tp: o.TensorParallel = 1,
+    workspace: o.WorkspaceSize = None,
+    as_json: o.Json = False,
+    plot: o.Plot = None,
+) -> None:
+    """Print what a memory budget holds of a model in every cache format."""
+    if (model is None) == (config is None):
+        raise typer.BadParameter("give one model, as argument or with --config", param_hint="MODEL")
+
+    from kvq_cli.capacity import Planner
+    from kvq_cli.chart import bar_chart
+    from kvq_cli.commands import plan_view
+    from kvq_cli.commands.sizes import parse_bytes, parse_lengths
+    from kvq_cli.config import geometry, parse_formats
+    from kvq_cli.models.raw_config import find_config, raw_config
+    from kvq_cli.sizing import Limits
+
+    name, path = find_config(config if config is not None else str(model))
+    shape = geometry(raw_config(path))
+    grouped = shape.index is not None and shape.index.ratio > 1
+    limits = Limits(
+        shape.max_position,
+        page_tokens or (64 if grouped else 16),
+        max_running_requests,
+        max_prefill_tokens,
+        ranks=tp,
+        workspace_bytes=parse_bytes(workspace) if workspace else None,
+    )
+    planner = Planner(shape, parse_bytes(budget), limits, parse_lengths(lengths))
+    wanted = [parse_formats(text, shape) for text in kv_cache_dtype or ()]
+    formats = {str(each): each for each in (*planner.formats(), *wanted)}
+    rows = planner.capacities(formats.values())
+    if plot is not None:
+        title, *subtitles = plan_view.titles(name, planner)
+        try:
+            plot.write_text(bar_chart(title, subtitles, rows), encoding="utf-8")
+        except OSError as error:
+            refuse(f"the plot cannot be written to {plot}: {error.strerror}")
+    if as_json:
+        print(json.dumps(plan_view.as_json(name, planner, rows), indent=2))
+    else:
+        plan_view.show(name, planner, rows)
