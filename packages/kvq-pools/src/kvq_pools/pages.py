@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from operator import index
 
 import numpy as np
@@ -54,16 +56,16 @@ class PageAllocator:
     """Reference-counted pages 0 … num_pages - 1.
 
     Pages are handed out in order the first time, so `_owners[page]` counts the owners of those
-    ever handed out; 0 = free again. Bookkeeping takes memory for the pages used so far, not for
-    those of the pool.
+    ever handed out; 0 = free again. Bookkeeping takes 12 bytes for each of those, not for each
+    page of the pool; lists would take five times that, and wait for memory in large pools.
     """
 
     __slots__ = ("_free", "_owners", "num_pages")
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = whole_number("num_pages", num_pages, 1)
-        self._free: list[int] = []
-        self._owners: list[int] = []
+        self._free = array("q")
+        self._owners = array("i")
 
     @property
     def num_free(self) -> int:
@@ -77,31 +79,30 @@ class PageAllocator:
     def alloc(self, count: int) -> list[int]:
         """`count` pages with one owner each, recently released ones first; `OutOfPages`."""
         free, owners = self._free, self._owners
-        if count == 1 and type(count) is int and free:  # the step of a decode
+        if count == 1 and type(count) is int and free:  # what a decode asks for
             page = free.pop()
             owners[page] = 1
             return [page]
         if whole_number("count", count) > self.num_free:
             raise OutOfPages(count, self.num_free, self.num_pages)
         keep = max(0, len(free) - count)
-        pages = free[keep:]
+        pages = free[keep:].tolist()
         del free[keep:]
         for page in pages:
             owners[page] = 1
         fresh = count - len(pages)
-        pages.extend(range(len(owners), len(owners) + fresh))
-        owners.extend([1] * fresh)
+        pages += range(len(owners), len(owners) + fresh)
+        owners.extend(repeat(1, fresh))
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
         """One more owner for each page; `PageError` unless all of them are owned."""
-        owners = self._owners
         named = [index(page) for page in pages]
         for page in named:
             if not self.owners(page):
                 raise self._too_few(page, 1)
         for page in named:
-            owners[page] += 1
+            self._owners[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """One owner less for each page; the last one frees it. `PageError`: none is released."""
@@ -117,31 +118,27 @@ class PageAllocator:
             owners[page] = left
             if not left:
                 freed.append(page)
-        self._free += freed
+        self._free.extend(freed)
 
     def check_integrity(self, owners: Iterable[Iterable[int]] | None = None) -> None:
         """Raise `IntegrityError` unless each page is unused, free or owned, exactly one of them.
 
         `owners`: the pages of each owner, when known; the counts must equal theirs.
         """
-        strange = [n for n in (self.num_pages, *self._free, *self._owners) if type(n) is not int]
-        if strange:
-            raise IntegrityError(f"pages and counts must be ints, found {strange[:8]}")
-        if len(self._owners) > self.num_pages or min(self._owners, default=0) < 0:
-            raise IntegrityError(
-                f"{len(self._owners)} of {self.num_pages} pages handed out, or a negative count"
-            )
-        unowned = [page for page, count in enumerate(self._owners) if not count]
-        if sorted(self._free) != unowned:
-            wrong = sorted(
-                (Counter(self._free) - Counter(unowned)) | Counter(unowned) - Counter(self._free)
-            )
+        used = len(self._owners)
+        if type(self.num_pages) is not int or used > self.num_pages:
+            raise IntegrityError(f"{used} of {self.num_pages!r} pages were handed out")
+        if min(self._owners, default=0) < 0:
+            raise IntegrityError("a page has a negative count of owners")
+        free, unowned = Counter(self._free), [p for p, n in enumerate(self._owners) if not n]
+        if free != Counter(unowned):
+            wrong = sorted({page for page, _ in free.items() ^ Counter(unowned).items()})
             raise IntegrityError(f"pages free twice, free and owned, or neither: {wrong[:8]}")
         if owners is not None:
             counted = Counter(page for owner in owners for page in owner)
             held = {page: count for page, count in enumerate(self._owners) if count}
             if counted != held:
-                wrong = sorted({p for p, _ in counted.items() ^ held.items()})
+                wrong = sorted({page for page, _ in counted.items() ^ held.items()})
                 raise IntegrityError(f"counts differ from the owners' on pages {wrong[:8]}")
 
     def _too_few(self, page: int, needed: int) -> PageError:
