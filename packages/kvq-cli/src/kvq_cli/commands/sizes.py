@@ -34,9 +34,8 @@ def parse_bytes(text: str) -> int:
 
 
 def _parse(text: str, factors: Mapping[str, int], what: str, grammar: str) -> int:
-    match = re.fullmatch(
-        r"([0-9]+)(?:\.([0-9]+))?\s*([a-z]*)", text.strip().replace("_", "").lower()
-    )
+    said = text.strip().replace("_", "").lower()
+    match = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?([a-z]*)", said)
     if match is None or match[3] not in factors:
         raise SizeError(f"{text!r} is no number of {what}: {grammar}")
     whole, decimals = match[1], match[2] or ""
