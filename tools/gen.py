@@ -55,16 +55,23 @@ def between_markers(path: Path, text: str) -> str:
 
 
 def models_page() -> str:
-    """The families of models that are served."""
-    families = "".join(f"- `{family}`\n" for family in config.SERVED)
+    """The families of models that are served, and those that are planned only."""
+    served = "".join(f"- `{family}`\n" for family in config.SERVED)
+    planned = "".join(f"- `{name}`\n" for name in config.PLANNED if name not in config.SERVED)
     return f"""# Models
 
 `kvq serve` takes models of these families, by the `model_type` of their `config.json`. A GGUF file
 of an architecture that is not converted is refused with those that are.
 
-{families}
+{served}
 Others are refused with the reason: encoder-decoder models, latent or sparse attention, layers that
 keep a state instead of a cache, and families that have not been proved to work.
+
+`kvq plan` also works out what these store:
+
+{planned}
+A multimodal model counts as its text part: `gemma3`, `gemma4`, `qwen3_5`, `qwen3_5_moe` and
+`qwen4_exp` are read too.
 """
 
 

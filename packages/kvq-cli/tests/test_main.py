@@ -29,6 +29,7 @@ def kvq(*arguments):
         ["--help"],
         ["--version"],
         ["formats"],
+        ["plan", "--help"],
         ["serve", "--help"],
         ["serve", "--nope"],
         ["ctl", "stats", "--help"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from geometries import shape
 
@@ -10,8 +12,12 @@ from kvq_cli.config import (
     CacheFormat,
     CacheFormatError,
     ConfigError,
+    ModelGeometry,
     check_format,
+    geometry,
     parse_cache_dtype,
+    parse_formats,
+    parse_layer_dtypes,
     quality_notes,
 )
 
@@ -78,3 +84,84 @@ def test_iso_on_gemma3_is_warned_of_and_nothing_else_is():
     assert len(quality_notes(gemma, CacheFormat("iso3", "iso4"))) == 2
     assert quality_notes(gemma, CacheFormat("q8_0", "q4_0")) == ()
     assert quality_notes(shape(head_dim=128), CacheFormat("iso3", "iso3")) == ()
+
+
+def hybrid() -> ModelGeometry:
+    """Eight layers of which 3 and 7 have a cache."""
+    return geometry({"model_type": "qwen3_next", "num_hidden_layers": 8})
+
+
+Q4, BF16, MIX = (
+    CacheFormat("q4_0", "q4_0"),
+    CacheFormat("bf16", "bf16"),
+    CacheFormat("q8_0", "q4_0"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "by_layer"),
+    [
+        ("0-1:bf16,2-:q4_0", [BF16, BF16, Q4, Q4]),
+        ("2-:q4_0,0-1:bf16", [BF16, BF16, Q4, Q4]),
+        ("0:k=q8_0,v=q4_0,1-2:bf16,3:k=q8_0,v=q4_0", [MIX, BF16, BF16, MIX]),
+        (" 0 - 2 : v=q4_0 , k=q8_0 , 3 : bf16 ", [MIX, MIX, MIX, BF16]),
+        ("0-:q4_0", [Q4, Q4, Q4, Q4]),
+        ("0:q4_0,1:q4_0,2:q4_0,3:q4_0", [Q4, Q4, Q4, Q4]),
+    ],
+)
+def test_formats_by_layer_that_are_understood(text, by_layer):
+    model = shape(num_layers=4, windows=(None,) * 4)
+    found = parse_layer_dtypes(text, model)
+    assert found.layers == dict(enumerate(by_layer))
+    assert parse_layer_dtypes(str(found), model) == found
+    assert parse_formats(text, model) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("0-1:bf16,3:q4_0", "layer 2 has no format"),
+        ("1-2:bf16", "layer 0, 3 has no format"),
+        ("0-2:bf16,2-:q4_0", "layer 2 is named twice"),
+        ("0-:bf16,1-2:q4_0", "layer 1-2 is named twice"),
+        ("0-4:bf16", "0-4 is not within the model's layers, 0-3"),
+        ("4:bf16,0-3:q4_0", "4 is not within the model's layers, 0-3"),
+        ("2-1:bf16", "2-1 is not within the model's layers"),
+        ("-2:bf16", "'-2' is no range of layers"),
+        ("x:bf16", "'x' is no range of layers"),
+        ("0 1:bf16", "'0 1' is no range of layers"),
+        (":bf16", "'' is no range of layers"),
+        ("0-:", "give one codec"),
+        ("0-:q5_9", "'q5_9': give one codec"),
+        ("0-:q4_0,v=q4_0", "give one codec"),
+        ("q4_0,0-3:bf16", "'q4_0' names no layers"),
+        ("0-1:bf16;2-:q4_0", "give one codec"),
+    ],
+)
+def test_formats_by_layer_that_are_refused_say_why(text, complaint):
+    with pytest.raises(CacheFormatError, match=re.escape(complaint)) as refused:
+        parse_layer_dtypes(text, shape(num_layers=4, windows=(None,) * 4))
+    assert "cache dtype" in str(refused.value)
+
+
+def test_ranges_may_run_over_layers_without_a_cache_but_not_name_only_such():
+    found = parse_layer_dtypes("0-4:bf16,5-:q4_0", hybrid())
+    assert found.layers == {3: BF16, 7: Q4} and str(found) == "3:bf16,7:q4_0"
+    assert str(parse_layer_dtypes("0-:q4_0", hybrid())) == "3-7:q4_0"
+    with pytest.raises(CacheFormatError, match=r"no layer of 4-6 has a cache .* layers 3, 7 have"):
+        parse_layer_dtypes("4-6:bf16,0-3:q4_0,7:q4_0", hybrid())
+
+
+def test_every_layers_codec_must_store_the_models_rows():
+    model = shape(num_layers=4, windows=(None,) * 4)
+    with pytest.raises(CacheFormatError, match="iso4 cannot store the values"):
+        check_format(model, parse_formats("0-2:q4_0,3:k=q4_0,v=iso4", model))
+
+
+def test_a_latent_row_takes_one_codec_of_its_width():
+    latent = geometry({"model_type": "deepseek_v3"})
+    check_format(latent, CacheFormat("nvfp4", "nvfp4"))
+    with pytest.raises(CacheFormatError, match=r"k=q8_0,v=q4_0: .* one latent row"):
+        check_format(latent, MIX)
+    with pytest.raises(CacheFormatError, match=r"iso3 cannot store the latent rows .* width 576"):
+        check_format(latent, CacheFormat("iso3", "iso3"))

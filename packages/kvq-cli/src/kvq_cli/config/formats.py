@@ -141,12 +141,13 @@ _GEMMA3_KL = {"iso3": 2.1, "iso4": 1.3}  # measured with both K and V in that co
 
 def _check_rows(model: ModelGeometry, name: str, what: str, dim: int) -> None:
     divisor = kvq_codecs.get(name).spec.divisor
+    size = f"head_dim {dim}" if model.latent is None else f"width {dim}"
     if dim % divisor:
         fitting = (n for n in kvq_codecs.names() if dim % kvq_codecs.get(n).spec.divisor == 0)
         raise CacheFormatError(
             f"{name} cannot store the {what} of this {model.model_type} model: it codes "
-            f"{divisor} values at a time and head_dim {dim} is not a multiple of {divisor}. "
-            f"Codecs that store head_dim {dim}: {', '.join(fitting)}"
+            f"{divisor} values at a time and {size} is not a multiple of {divisor}. "
+            f"Codecs that store {size}: {', '.join(fitting)}"
         )
 
 
