@@ -35,3 +35,12 @@ def test_the_command_survives_any_name(name):
     command = shlex.split(curl("http://[::1]:1919", name, chats=True))
     assert command[1] == "http://[::1]:1919/v1/chat/completions"
     assert json.loads(command[-1])["model"] == name
+
+
+def test_p100_the_start_says_what_a_token_costs_how_many_fit_and_what_bf16_would_have_had():
+    """A kind of report: a pool that takes a share of memory is as large whatever its format."""
+    text = " ".join(
+        shown(bytes_per_token=6480.0, num_tokens=145_920, bf16_num_tokens=41_024).split()
+    )
+    assert "6,480 bytes, 28.1% of bf16's 23,040" in text
+    assert "145,920 tokens in" in text and "bf16 would hold 41,024" in text
