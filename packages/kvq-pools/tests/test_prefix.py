@@ -328,17 +328,41 @@ def test_a_long_prefill_does_not_drive_out_the_end_of_another_conversation() -> 
     world.check()
 
 
-def test_window_pages_wanted_twice_are_kept() -> None:
-    """Conversations that share their beginning: the second one computes it again, no third."""
-    world = World(plan_of("hybrid_swa", 4, window=8, window_pages=14), 200)
-    system, hits = list(range(24)), []
+@pytest.mark.parametrize(("window_pages", "hits"), [(14, [0, 24, 24, 24]), (8, [0, 0, 24, 24])])
+def test_window_pages_wanted_twice_are_kept(window_pages: int, hits: list[int]) -> None:
+    """Conversations that share their beginning: it is computed twice at most."""
+    world = World(plan_of("hybrid_swa", 4, window=8, window_pages=window_pages), 200)
+    found = []
     for user in range(4):
-        tokens = [*system, *range(100 * user + 100, 100 * user + 140)]
+        tokens = [*range(24), *range(100 * user + 100, 100 * user + 140)]
         sequence = world.run(tokens, step=4)
-        hits.append(sequence.num_cached)
+        found.append(sequence.num_cached)
         world.close(sequence)
         world.check()
-    assert hits[0] == 0 and hits[2:] == [24, 24]
+    assert found == hits
+
+
+def test_a_part_of_a_page_goes_when_more_of_it_is_cached() -> None:
+    world = World(plan_of("mha", 4), 16)
+    for length in (5, 7, 6, 8, 7):
+        world.close(world.run([*range(length)]))
+        world.check()
+        assert world.space.num_cached("full") == 2, length
+    world.close(world.run([0, 1, 2, 3, 4, 9]))
+    assert world.space.num_cached("full") == 3
+
+
+def test_a_part_of_a_page_stays_where_the_whole_lost_its_window_page() -> None:
+    world = World(plan_of("hybrid_swa", 4, window=6, window_pages=6), 40)
+    world.close(world.run([*range(12)], step=4))
+    greedy = world.space.open()
+    greedy.grow(24)
+    greedy.close()
+    assert (world.space.num_cached("full"), world.space.num_cached("window")) == (3, 0)
+    assert world.space.lookup([*range(12), 99]).num_tokens == 0
+    world.close(world.run([*range(10)], step=4))
+    world.check()
+    assert world.space.lookup([*range(10), 99]).num_tokens == 10
 
 
 def test_stats_count_what_was_asked_and_had() -> None:

@@ -73,12 +73,14 @@ def test_pages_of_the_hit_itself_are_not_free() -> None:
     world.check()
 
 
-def test_a_hit_is_good_until_something_is_evicted() -> None:
-    world = World(plan_of("mha", 4), 3)
+@pytest.mark.parametrize(("family", "pages"), [("mha", 3), ("hybrid_swa", 40)])
+def test_a_hit_is_good_until_something_is_evicted(family: str, pages: int) -> None:
+    """A whole node here, a window page there."""
+    world = World(plan_of(family, 4, window_pages=4), pages)
     world.close(world.run(list(range(8))))
     hit = world.space.lookup(list(range(9)))
     assert world.space.can_open(9, hit=hit)
-    world.run([50, 51, 52, 53, 54])
+    world.run([50, 51, 52, 53, 54, 55, 56, 57, 58][: 5 if family == "mha" else 9])
     with pytest.raises(PageError, match="look the tokens up again"):
         world.space.can_open(9, hit=hit)
 

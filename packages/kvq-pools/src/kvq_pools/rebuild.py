@@ -144,38 +144,60 @@ class _Survivors:
         return Rebuilt(dropped, kept, {tier: cached[tier] - kept[tier] for tier in cached})
 
     def _renumber(self, allocators: Mapping[str, PageAllocator]) -> None:
+        """Give tables and nodes the pages after, and the allocators their counts."""
         tree = self.space._tree
-        owners: dict[str, Counter[int]] = {tier: Counter() for tier in self.moves}
+        queued = {i: queue.in_order() for i, queue in tree.let_go.items()}
+        owned: dict[str, list[int]] = {tier: [] for tier in self.moves}
+        self._move_nodes(allocators)
+        for i, tier in enumerate(tree.tiers):
+            owned[tier] += [n.pages[i] for n in self.nodes if n.pages[i] != NO_PAGE]
         for sequence in self.sequences:
             for tier, moves in self.moves.items():
                 table = sequence.tables[tier]
                 table[:] = [page if page == NO_PAGE else moves[page] for page in table]
-                owners[tier].update(sequence._held(tier))
-            path = sequence._path
-            if any(node not in self.nodes for node in path):
-                gone = next(i for i, node in enumerate(path) if node not in self.nodes)
-                del path[gone:]
+                owned[tier] += sequence._held(tier)
+            gone = [i for i, node in enumerate(sequence._path) if node not in self.nodes]
+            if gone:
+                del sequence._path[gone[0] :]
                 sequence._loose = None  # its tokens follow the whole path
-        tables = {
-            node: [
-                NO_PAGE if page == NO_PAGE else self.moves[tier].get(page, NO_PAGE)
-                for tier, page in zip(tree.tiers, node.pages, strict=True)
-            ]
-            for node in tree.nodes.values()
-            if node in self.nodes
-        }
-        for pages in tables.values():
-            for tier, page in zip(tree.tiers, pages, strict=True):
-                if page != NO_PAGE:
-                    owners[tier][page] += 1
+            tree.hold(sequence._path)
         for tier, allocator in allocators.items():
-            allocator.alloc(len(self.moves[tier]))
-            extra = Counter({page: count - 1 for page, count in owners[tier].items()})
-            allocator.retain(extra.elements())
-        tree.move(
-            self.plan,
-            allocators,
-            tables,
-            [sequence._path for sequence in self.sequences],
-            self.moves,
-        )
+            more = Counter(owned[tier])
+            more.subtract(allocator.alloc(len(self.moves[tier])))
+            allocator.retain(more.elements())
+        self._queue(queued)
+
+    def _move_nodes(self, allocators: Mapping[str, PageAllocator]) -> None:
+        """Leave those that stay in the tree, with their new pages and without holders."""
+        tree = self.space._tree
+        nodes, roots = tree.nodes, tree.roots
+        tree.plan = self.plan
+        tree.allocators = [allocators[tier] for tier in tree.tiers]
+        tree.reset()
+        for node in nodes.values():
+            if node in self.nodes:
+                places = zip(tree.tiers, node.pages, strict=True)
+                node.pages = [self.moves[tier].get(page, NO_PAGE) for tier, page in places]
+                node.holders = 0
+                tree.nodes[node.key] = node
+            else:
+                node.pages = [NO_PAGE] * len(node.pages)
+                node.unlink()
+        tree.roots = {adapter: root for adapter, root in roots.items() if root.children}
+        tree.unheld = len(tree.nodes)
+
+    def _queue(self, queued: Mapping[int, Sequence[tuple[int, bool]]]) -> None:
+        """Queue what can be evicted: window pages in the order of before, and leaves."""
+        tree = self.space._tree
+        for i, old in queued.items():
+            nodes = {n.pages[i]: n for n in tree.nodes.values() if n.pages[i] != NO_PAGE}
+            tree.window_nodes[i] = nodes
+            moves = self.moves[tree.tiers[i]]
+            order = {moves[page]: passed for page, passed in old if page in moves}
+            order |= {page: False for page in nodes if page not in order}  # of who was dropped
+            for page, passed in order.items():
+                if page in nodes and tree.allocators[i].owners(page) == 1:
+                    tree.let_go[i].push(page, passed=passed)
+        for node in [*tree.nodes.values()]:
+            if not node.holders and node.key in tree.nodes:
+                tree.settle(node)

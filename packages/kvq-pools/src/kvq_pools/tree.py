@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from kvq_pools.lru import Leaves, LetGo
@@ -63,58 +63,6 @@ class PrefixTree:
             allocator.release([page for page in pages if page != NO_PAGE])
         self.reset()
 
-    def move(
-        self,
-        plan: PoolPlan,
-        allocators: Mapping[str, PageAllocator],
-        pages: Mapping[Node, list[int]],
-        paths: Iterable[Sequence[Node]],
-        moves: Mapping[str, Mapping[int, int]],
-    ) -> None:
-        """Have other allocators and the nodes of `pages` alone, in the order of `nodes`.
-
-        Parameters
-        ----------
-        plan : of the same layout
-        pages : node → its pages from now on, owned already
-        paths : of the sequences that stay
-        moves : tier → page before → page from now on
-        """
-        queues = {tier: queue.in_order() for tier, queue in self.let_go.items()}
-        before = self.nodes
-        self.plan = plan
-        self.allocators = [allocators[name] for name in self.tiers]
-        roots = self.roots
-        self.reset()
-        for key, node in before.items():
-            if node in pages:
-                self.nodes[key] = node
-                node.pages = pages[node]
-                node.holders = 0
-            else:
-                node.pages = [NO_PAGE] * len(node.pages)
-                node.unlink()
-        self.roots = {adapter: root for adapter, root in roots.items() if root.children}
-        self.unheld = len(self.nodes)
-        for path in paths:
-            self.hold(path)
-        for tier in self.windows:
-            self.window_nodes[tier] = owned = {
-                node.pages[tier]: node
-                for node in self.nodes.values()
-                if node.pages[tier] != NO_PAGE
-            }
-            at = moves[self.tiers[tier]]
-            old = [(at[page], passed) for page, passed in queues[tier] if page in at]
-            queued = {page for page, _ in old}
-            new = [(page, False) for page in owned if page not in queued]
-            for page, passed in [*old, *new]:
-                if page in owned and self.allocators[tier].owners(page) == 1:
-                    self.let_go[tier].push(page, passed=passed)
-        for node in reversed([*self.nodes.values()]):
-            if not node.holders and node.key in self.nodes:
-                self._settle(node)
-
     def num_cached(self, tier: int) -> int:
         """Pages of a tier that the cache owns."""
         return len(self.window_nodes[tier] if tier in self.windows else self.nodes)
@@ -158,7 +106,7 @@ class PrefixTree:
             node.holders -= 1
             if not node.holders:
                 self.unheld += 1
-                self._settle(node)
+                self.settle(node)
 
     def pin(self, node: Node, tier: int) -> int:
         """One more owner of a node's page, a sequence that sees it; returns the page."""
@@ -226,7 +174,7 @@ class PrefixTree:
                 return
         key = chain(parent.key, tokens)
         if key not in self.nodes:
-            self._settle(self._make(key, parent, adapter, tokens, pages))
+            self.settle(self._make(key, parent, adapter, tokens, pages))
 
     def _root(self, adapter: str) -> Node:
         root = self.roots.get(adapter)
@@ -266,9 +214,9 @@ class PrefixTree:
         self.version += 1
         self.evicted_pages += 1
         if not node.holders:
-            self._settle(node)
+            self.settle(node)
 
-    def _settle(self, node: Node) -> None:
+    def settle(self, node: Node) -> None:
         """Queue or drop a node that has no holders, if it has no children either."""
         if node.children:
             return
@@ -300,7 +248,7 @@ class PrefixTree:
             if parent.children or parent.holders:
                 return
             if not parent.bare:
-                self._settle(parent)
+                self.settle(parent)
                 return
             node = parent
 
