@@ -13,7 +13,7 @@ from geometries import shape
 from published import CONFIGS
 
 from kvq_cli import compose, sizing
-from kvq_cli.compose import ServeOptions, build_engine, size_pool
+from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.config import CacheFormat, ModelGeometry, build_plan, geometry
 from kvq_cli.models.source import ModelSource
 from kvq_cli.sizing import Limits, Sizing
@@ -87,11 +87,10 @@ def test_a_named_size_is_obeyed_or_refused_with_the_numbers():
 
 
 def test_no_more_pages_are_taken_than_requests_can_use():
-    options = ServeOptions("m", page_tokens=8, max_running_requests=3, max_prefill_tokens=16)
     for model, each in ((FULL, 50), (HALF, 50), (SLIDING, 6)):
         limits = limits_of(model)
         budget = Budget(10**9, 10**9, 1.0)
-        assert size_pool(plan_of(model, limits), model, limits, options, budget) == 3 * each
+        assert sizing.num_pages(model, plan_of(model, limits), limits, budget) == 3 * each
 
 
 def meta(shape: tuple[int, ...], kind: str) -> torch.Tensor:
@@ -104,15 +103,14 @@ def test_f27_the_padding_page_is_in_the_plan_even_where_a_page_is_huge():
     limits = Limits(131072, 128, 16, 512)
     plan = plan_of(model, limits, "bf16")
     assert plan.page_bytes == 60 * 8 * 128 * 2 * 2 * 128  # 30 MiB
-    options = ServeOptions("m", page_tokens=128)
     budget = Budget(24 * 2**30, 8 * 2**30, 1.0)
-    pages = size_pool(plan, model, limits, options, budget)
+    pages = sizing.num_pages(model, plan, limits, budget)
     needed = sizing.largest(model, plan, limits, budget).workspace_bytes
     pool = Pool(plan, pages, empty=meta, to_host=lambda plane: plane)
     room = 8 * 2**30 - needed
     assert room - plan.page_bytes < pool.nbytes <= room
-    asked = replace(options, num_tokens=128 * 40)
-    assert size_pool(plan, model, limits, asked, budget) == 40  # usable, the padding page beside
+    # usable ones, the padding page beside
+    assert sizing.num_pages(model, plan, limits, budget, num_tokens=128 * 40) == 40
 
 
 def test_f33_a_small_card_at_a_high_ratio_keeps_room_for_the_workspace():
@@ -136,7 +134,7 @@ def serve(monkeypatch):
         source = ModelSource(Path("qwen"), "directory", "qwen")
         monkeypatch.setattr(compose, "resolve", lambda _: source)
         monkeypatch.setattr(compose, "read_config", lambda _: config)
-        monkeypatch.setattr(compose, "_free_bytes", lambda _: free.pop(0))
+        monkeypatch.setattr(compose.machine, "free_bytes", lambda _: free.pop(0))
         loaded = SimpleNamespace(
             model=None, tokenizer=None, name="qwen", geometry=geometry(config.to_dict())
         )

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from kvq_attention import support
-from kvq_cli import sizing
+from kvq_cli import machine, sizing
 from kvq_cli.config import (
     CacheFormat,
     ConfigError,
@@ -39,11 +38,7 @@ from kvq_cli.models.source import resolve
 from kvq_cli.sizing import Limits
 from kvq_pools import Budget, Pool, PoolPlan
 
-# Share of the memory that is free before loading which weights, workspace and cache may take
-# together: a CPU shares its memory with everything else, a GPU mostly does not.
-MEMORY_RATIO = {"cpu": 0.6, "cuda": 0.9}
 CACHE_TYPES = ("prefix", "none")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +109,8 @@ def build_engine(
     config = read_config(source)
     shape = geometry(config.to_dict())
     check_servable(shape)
-    device = _device(options.device)
-    dtype = _dtype(options.dtype, device, config)
+    device = machine.choose_device(options.device)
+    dtype = machine.choose_dtype(options.dtype, device, config)
     choice = choose_cache(options.kv_cache_dtype, shape, options, device)
     context = options.max_model_len or shape.max_position
     if context > shape.max_position:
@@ -124,10 +119,10 @@ def build_engine(
             f"was made for; use at most {shape.max_position}"
         )
     limits = _limits(context, options, dtype, device)
-    ratio = options.memory_ratio or MEMORY_RATIO[device.type]
-    free = _free_bytes(device)
+    ratio = options.memory_ratio or machine.MEMORY_RATIO[device.type]
+    free = machine.free_bytes(device)
     # what does not fit without weights will not fit beside them
-    size_pool(choice.plan, shape, limits, options, Budget(free, free, ratio))
+    sizing.num_pages(shape, choice.plan, limits, Budget(free, free, ratio), options.num_tokens)
 
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
@@ -139,8 +134,12 @@ def build_engine(
         loaded.geometry,
         choice,
         options,
-        num_pages=size_pool(
-            choice.plan, shape, limits, options, Budget(free, _free_bytes(device), ratio)
+        num_pages=sizing.num_pages(
+            shape,
+            choice.plan,
+            limits,
+            Budget(free, machine.free_bytes(device), ratio),
+            options.num_tokens,
         ),
         context=context,
         namespace=_identity(name, source.path, config),
@@ -211,9 +210,9 @@ def assemble(
     )
     means = CacheMeans(
         choose=lambda dtype: choose_cache(dtype, shape, options, device),
-        free_bytes=lambda: _free_bytes(device),
+        free_bytes=lambda: machine.free_bytes(device),
         workspace_bytes=lambda longest: limits.needs(shape, min(context, longest)),
-        host_free_bytes=lambda: _free_bytes(torch.device("cpu")),
+        host_free_bytes=lambda: machine.free_bytes(torch.device("cpu")),
         shared=device.type == "cpu",
     )
     cache = LiveCache(
@@ -272,49 +271,6 @@ def _features(shape: ModelGeometry) -> list[str]:
         "sinks": shape.has_sinks,
     }
     return [name for name, needed in needs.items() if needed]
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device cuda was asked for and torch finds none; use --device cpu")
-    return torch.device(name)
-
-
-def _dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
-    if name == "auto":
-        # CPUs compute float32 fastest and most exactly; GPUs run what the model was trained in
-        if device.type == "cpu":
-            return torch.float32
-        declared = getattr(config, "dtype", None)
-        return next((d for d in DTYPES.values() if d == declared), torch.bfloat16)
-    if name not in DTYPES:
-        raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]
-
-
-def size_pool(
-    plan: PoolPlan,
-    shape: ModelGeometry,
-    limits: Limits,
-    options: ServeOptions,
-    budget: Budget,
-) -> int:
-    """Pages of the tiers that grow: as asked, or what memory allows and requests can use."""
-    if options.num_tokens is not None:
-        return sizing.named(shape, plan, limits, budget, options.num_tokens).pages
-    pages = sizing.largest(shape, plan, limits, budget).pages
-    return min(pages, limits.useful_pages(shape))
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps unused is free
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:

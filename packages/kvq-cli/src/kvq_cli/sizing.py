@@ -117,3 +117,19 @@ def named(
     needed = limits.needs(model, context)
     pages = replace(budget, workspace_bytes=needed).obey(plan, num_tokens=num_tokens)
     return Sizing(pages, context, needed)
+
+
+def num_pages(
+    model: ModelGeometry,
+    plan: PoolPlan,
+    limits: Limits,
+    budget: Budget,
+    num_tokens: int | None = None,
+) -> int:
+    """Pages of the tiers that grow: as asked, or what memory allows and requests can use.
+
+    Raises `kvq_pools.BudgetError`.
+    """
+    if num_tokens is not None:
+        return named(model, plan, limits, budget, num_tokens).pages
+    return min(largest(model, plan, limits, budget).pages, limits.useful_pages(model))

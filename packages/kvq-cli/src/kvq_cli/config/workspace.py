@@ -78,7 +78,7 @@ def workspace(
     attention = projected + decoded + chunk * CODEC_BYTES_PER_VALUE + scores
 
     experts = model.experts_per_token
-    copies = 9 if experts else 4  # some experts clamp and gate in copies of their own
+    copies = 10 if experts else 5  # some experts clamp and gate in copies of their own
     feed_forward = tokens * (copies * model.feed_forward // ranks + 3 * experts * model.hidden_size)
     drawing = 48 * model.vocab_size  # one row in float64: scores, their order, their sums
     logits = max_running_requests * model.vocab_size * (value_bytes + FP32) + drawing

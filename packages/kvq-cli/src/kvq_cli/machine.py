@@ -1,0 +1,53 @@
+"""What there is to compute with: devices, types, free memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import torch
+
+from kvq_cli.config import ConfigError
+
+# Share of the memory that is free before loading which weights, workspace and cache may take
+# together: a CPU shares its memory with everything else, a GPU mostly does not.
+MEMORY_RATIO = {"cpu": 0.6, "cuda": 0.9}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name, "auto" among them; `ConfigError` when there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda was asked for and torch finds none; use --device cpu")
+    return torch.device(name)
+
+
+def choose_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
+    """The type of weights and of what is computed with them.
+
+    Parameters
+    ----------
+    name : of the type, or "auto"
+    config : transformers', which declares the type that the model was trained in
+    """
+    if name == "auto":
+        # CPUs compute float32 fastest and most exactly; GPUs run what the model was trained in
+        if device.type == "cpu":
+            return torch.float32
+        declared = getattr(config, "dtype", None)
+        return next((d for d in DTYPES.values() if d == declared), torch.bfloat16)
+    if name not in DTYPES:
+        raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes of a device's memory that can be allocated now."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps unused is free
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
