@@ -144,6 +144,14 @@ def test_tiers_pages_and_waste_are_printed(config):
     assert window["tier"] == "window" and 0 < window["waste"]["8001"] < 0.2
 
 
+def test_figures_are_never_cut_to_a_narrow_terminal(config, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    arguments = ["plan", "--config", config("gpt-oss-20b"), "--budget", "80GiB"]
+    done = CliRunner().invoke(app, arguments)
+    tokens = by_format(planned(*arguments[1:]), "tokens")
+    assert "…" not in done.stdout and f"{tokens['q4_0']:,}" in done.stdout
+
+
 def test_a_family_that_is_not_served_says_so(config):
     found = planned("--config", config("deepseek-v3"), "--budget", "24GiB")
     assert len(found["notes"]) == 1 and "not yet served" in found["notes"][0]

@@ -7,7 +7,7 @@ import random
 import pytest
 from transformers import AutoConfig
 
-from kvq_cli.config import PLANNED, SERVED, geometry
+from kvq_cli.config import PLANNED, SERVED, ConfigError, geometry
 
 # Other values than any family's defaults; kv heads of every default divide 32 heads.
 SIZES = {
@@ -132,3 +132,18 @@ def test_layers_that_share_an_indexer_store_no_index_keys(said):
     own = tuple(i for i, kind in enumerate(filled.indexer_types) if kind == "full")
     assert found.index is not None and found.index.layers == own
     assert found.cached_layers == tuple(range(14))
+
+
+@pytest.mark.parametrize("model_type", PLANNED)
+def test_a_damaged_setting_is_an_error_that_names_the_model_and_never_another(model_type):
+    said = {"model_type": model_type} | SIZES | OWN[model_type] | ALWAYS.get(model_type, {})
+    said |= dict.fromkeys(("layer_types", "indexer_types", "no_rope_layers", "per_layer_config"))
+    refused = 0
+    for key in said.keys() - {"model_type"}:
+        for value in (None, -1, 0, 1.5, "x", [], [1], [None] * 14, {}, {"a": {}}, True):
+            try:
+                geometry(said | {key: value})
+            except ConfigError as error:
+                assert model_type in str(error)
+                refused += 1
+    assert refused > 30

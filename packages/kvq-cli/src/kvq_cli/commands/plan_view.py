@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 from rich import box
@@ -14,7 +14,7 @@ from rich.text import Text
 from kvq_cli.capacity import BASELINE, Capacity, Planner
 from kvq_cli.config import ModelGeometry, UnsupportedModel, check_servable, quality_notes
 
-PIPE_COLUMNS = 160  # what a pipe or a file takes is not cut to a terminal's width
+LEAST_COLUMNS = 160  # figures are never cut to fit; a narrow terminal wraps whole lines
 
 
 def titles(name: str, planner: Planner) -> tuple[str, str, str]:
@@ -51,7 +51,7 @@ def describe(model: ModelGeometry) -> str:
 
 def show(name: str, planner: Planner, rows: Sequence[Capacity]) -> None:
     """Print what fits, what it costs, and how full pages are."""
-    width = None if sys.stdout.isatty() else PIPE_COLUMNS
+    width = max(LEAST_COLUMNS, get_terminal_size().columns)
     console = Console(highlight=False, width=width)
     title, *subtitles = titles(name, planner)
     console.print(Text(title, style="bold"), soft_wrap=True)

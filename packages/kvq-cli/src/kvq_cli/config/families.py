@@ -45,7 +45,7 @@ def geometry(config: Keys) -> ModelGeometry:
     Raises
     ------
     UnsupportedModel : with the reason and the known families
-    ConfigError : a key that is missing or is not what it should be
+    ConfigError : a setting that is not what it should be
     """
     if config.get("is_encoder_decoder"):
         raise _refused(config, "an encoder-decoder model has cross-attention caches")
@@ -58,9 +58,20 @@ def geometry(config: Keys) -> ModelGeometry:
         raise _refused(text, "this family has not been proved to work")
     if text.get("use_bidirectional_attention") in (True, "all"):
         raise _refused(text, "its attention looks ahead, so earlier keys and values change")
-    keys = {**DEFAULTS[model_type], **text}
+    try:
+        return ModelGeometry(**_facts({**DEFAULTS[model_type], **text}))
+    except (TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{model_type}: a setting is of a kind that is not understood "
+            f"({type(error).__name__}: {error}); compare it with the model's own config.json"
+        ) from error
+
+
+def _facts(keys: Keys) -> dict[str, Any]:
+    """The fields of `ModelGeometry`."""
+    model_type = keys["model_type"]
     heads = whole(keys, "num_attention_heads")
-    facts: dict[str, Any] = {
+    return {
         "model_type": model_type,
         "num_layers": whole(keys, "num_hidden_layers"),
         "num_heads": heads,
@@ -75,7 +86,6 @@ def geometry(config: Keys) -> ModelGeometry:
         **_feed_forward(keys),
         **FAMILIES[model_type](keys),
     }
-    return ModelGeometry(**facts)
 
 
 def check_servable(model: ModelGeometry) -> None:

@@ -31,11 +31,11 @@ def _types(keys: Keys, derived: Callable[[int], str], allowed: Sequence[str]) ->
     types = keys.get("layer_types")
     if types is None:
         types = [derived(layer) for layer in range(layers)]
-    strange = sorted(set(types) - set(allowed))
+    strange = sorted(set(types) - set(allowed), key=str)
     if strange:
         raise UnsupportedModel(
-            f"{keys['model_type']}: layers of type {', '.join(strange)} are not known in this "
-            f"family; known are {', '.join(allowed)}"
+            f"{keys['model_type']}: layers of type {', '.join(map(str, strange))} are not known "
+            f"in this family; known are {', '.join(allowed)}"
         )
     if len(types) != layers:
         raise ConfigError(
