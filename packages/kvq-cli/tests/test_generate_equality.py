@@ -54,3 +54,18 @@ def test_each_length_alone(real):
     for n, p in prompts.items():
         got = run(engine_over(loaded, 2048), {"r": (p, greedy(NEW_TOKENS))})
         assert tokens_of(got["r"]) == want[n], n
+
+
+def test_shared_prefixes_change_no_token(real):
+    loaded, prompts, want = real
+    base = prompts[1024]
+    mixed = {n: base[:n] + prompts[100][:50] for n in (16, 500, 640, 1001)}
+    wanted = {n: generate(loaded.model, p, NEW_TOKENS) for n, p in mixed.items()}
+    engine = engine_over(loaded, 512)
+    assert tokens_of(run(engine, {"r": (base, greedy(NEW_TOKENS))})["r"]) == want[1024]
+    got = run(engine, {str(n): (p, greedy(NEW_TOKENS)) for n, p in mixed.items()})
+    assert {int(n): tokens_of(d) for n, d in got.items()} == wanted
+    # the token after the shared ones may be the same by chance
+    assert all(n <= d[-1].cached_tokens <= n + 1 for n, d in ((int(n), d) for n, d in got.items()))
+    again = run(engine, {"r": (base, greedy(NEW_TOKENS))})["r"]
+    assert (tokens_of(again), again[-1].cached_tokens) == (want[1024], 1023)

@@ -105,6 +105,7 @@ def test_chat_answers_coherently(smollm2):
 
 
 def test_streaming_gives_the_same_text(smollm2):
+    ask(smollm2, "Name three colours.")  # so that both below begin with the same cached tokens
     whole = ask(smollm2, "Name three colours.").choices[0].message.content
     stream = ask(
         smollm2, "Name three colours.", stream=True, stream_options={"include_usage": True}
@@ -155,6 +156,56 @@ def test_wrong_input_gets_openai_shaped_errors(smollm2):
             model="gpt-4", messages=[{"role": "user", "content": "hi"}]
         )
     assert smollm2.model in caught.value.message
+
+
+def test_a_second_question_finds_the_first_ones_tokens_cached(smollm2):
+    story = "Tell me about the river that runs through the old town and its five bridges."
+    first = ask(smollm2, story, max_tokens=4).usage
+    again = ask(smollm2, story, max_tokens=4).usage
+    other = ask(smollm2, story + " Be brief.", max_tokens=4).usage
+    assert first.prompt_tokens_details.cached_tokens < first.prompt_tokens - 10
+    assert again.prompt_tokens_details.cached_tokens == again.prompt_tokens - 1
+    assert other.prompt_tokens_details.cached_tokens > first.prompt_tokens - 10
+
+
+def ctl(server, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "kvq_cli", "ctl", *arguments, "--url", server.url],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_cache_is_resized_while_an_answer_streams(smollm2):
+    question, options = "Count from one to forty in words.", {"max_tokens": 60}
+    ask(smollm2, question, **options)
+    whole = ask(smollm2, question, **options).choices[0].message.content
+    text = ""
+    for n, chunk in enumerate(ask(smollm2, question, stream=True, **options)):
+        text += chunk.choices[0].delta.content or "" if chunk.choices else ""
+        if n == 5:
+            done = ctl(smollm2, "cache", "--tokens", "9k")
+            assert done.returncode == 0, done.stderr
+            assert "9,000 tokens become 9,008: a page holds 16" in done.stdout
+            assert "1 kept their pages" in done.stdout
+    assert text == whole
+    shown = ctl(smollm2, "stats").stdout
+    assert "9,008 tokens in" in shown
+    assert "563: " in shown
+    assert "9,360 bytes, 40.6% of bf16's 23,040" in shown
+    assert ask(smollm2, "What is the capital of France?").choices[0].message.content
+
+
+def test_a_resize_that_cannot_be_is_refused_and_the_server_goes_on(smollm2):
+    done = ctl(smollm2, "cache", "--tokens", "1g")
+    assert done.returncode == 2
+    assert "149,760 a page" in done.stderr
+    done = ctl(smollm2, "cache", "--kv-cache-dtype", "iso4")
+    assert done.returncode == 2
+    assert "head_dim 64" in done.stderr
+    assert ask(smollm2, "hello", max_tokens=2).usage.completion_tokens == 2
 
 
 def test_ctrl_c_ends_it_cleanly_last(smollm2):

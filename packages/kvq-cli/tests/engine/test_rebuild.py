@@ -305,7 +305,7 @@ def test_a_request_without_a_limit_ends_where_the_context_ends_now():
         if step == 10:
             engine.rebuild(num_tokens=100 * PAGE)
         if step == 30:
-            with pytest.raises(RebuildRejected, match="up to 48, and 1 .* up to 50; keep .* 52"):
+            with pytest.raises(RebuildRejected, match=r"up to 48, and 1 .* up to 50; keep .* 52"):
                 engine.rebuild(num_tokens=48)
             engine.rebuild(num_tokens=60)
         got += [t for _, delta in engine.step() for t in delta.token_ids]
