@@ -168,11 +168,11 @@ class LiveCache:
         needed = plan.nbytes(pages)
         if needed > room:
             raise RebuildRejected(
-                f"a cache of {num_tokens} tokens in {choice.cache_dtype} needs {needed:,} bytes "
+                f"a cache of {num_tokens:,} tokens in {choice.cache_dtype} needs {needed:,} bytes "
                 f"({plan.page_bytes:,} a page, {plan.fixed_bytes:,} fixed) and {room:,} can be "
                 f"had ({free:,} free and {old:,} of the present cache, less {aside:,} for "
                 "computing and for live pages on their way); about "
-                f"{plan.pages_for(room) * plan.page_tokens} tokens fit"
+                f"{plan.pages_for(room) * plan.page_tokens:,} tokens fit"
             )
 
     def _staged_bytes(self) -> int:
