@@ -52,8 +52,8 @@ def break_allocations(engine, good=0, bad=1):
     pool._empty = allocate
 
 
-def hold(engine):
-    """An event that the worker's next rebuild waits for, and one that says it does."""
+async def hold(served, engine, num_tokens):
+    """A rebuild that the worker has begun, and the event that lets it go on."""
     go, there = threading.Event(), threading.Event()
     rebuild = engine.rebuild
 
@@ -63,7 +63,9 @@ def hold(engine):
         return rebuild(*arguments)
 
     engine.rebuild = held
-    return go, there
+    caller = asyncio.create_task(served.rebuild(num_tokens))
+    await asyncio.to_thread(there.wait, 30)
+    return caller, go
 
 
 def test_streams_go_on_through_a_rebuild_and_the_summary_follows():
@@ -103,9 +105,7 @@ def test_the_handle_knows_the_cached_tokens():
 
 def test_only_one_rebuild_at_a_time():
     async def work(served, engine):
-        go, there = hold(engine)
-        first = asyncio.create_task(served.rebuild(400))
-        await asyncio.to_thread(there.wait, 30)
+        first, go = await hold(served, engine, 400)
         assert served.state == "rebuilding"
         with pytest.raises(RebuildBusy):
             await served.rebuild(800)
@@ -119,9 +119,7 @@ def test_only_one_rebuild_at_a_time():
 
 def test_a_rebuild_runs_to_its_end_when_its_caller_leaves():
     async def work(served, engine):
-        go, there = hold(engine)
-        caller = asyncio.create_task(served.rebuild(400))
-        await asyncio.to_thread(there.wait, 30)
+        caller, go = await hold(served, engine, 400)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
@@ -175,9 +173,7 @@ def test_a_pool_that_fails_ends_streams_and_rebuild_with_the_reason():
 
 def test_a_request_that_no_longer_fits_when_its_turn_comes_is_refused_not_fatal():
     async def work(served, engine):
-        go, there = hold(engine)
-        rebuild = asyncio.create_task(served.rebuild(80))
-        await asyncio.to_thread(there.wait, 30)
+        rebuild, go = await hold(served, engine, 80)
         late = served.submit(PROMPT, greedy(100))  # fits what there was when it came
         small = served.submit(PROMPT, greedy(10))
         go.set()
@@ -192,9 +188,7 @@ def test_a_request_that_no_longer_fits_when_its_turn_comes_is_refused_not_fatal(
 
 def test_a_stop_answers_a_rebuild_that_still_waits():
     async def work(served, engine):
-        go, there = hold(engine)
-        first = asyncio.create_task(served.rebuild(400))
-        await asyncio.to_thread(there.wait, 30)
+        first, go = await hold(served, engine, 400)
         stop = asyncio.create_task(served.stop())
         await asyncio.sleep(0)
         go.set()

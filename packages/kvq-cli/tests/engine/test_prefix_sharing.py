@@ -174,6 +174,16 @@ def test_f31_whole_pages_are_admitted_the_second_request_stays_queued(cache_type
     assert seen == ["first"] * 3 + ["second"] * 3
 
 
+def test_a_request_that_waits_is_looked_up_again_only_when_pages_come_or_go():
+    engine = make_engine(llama(), num_pages=30)
+    looked_up = []
+    lookup = engine.cache.space.lookup
+    engine.cache.space.lookup = lambda *given: looked_up.append(len(given[0])) or lookup(*given)
+    run(engine, {"a": (FIRST, greedy(60)), "waits": (random_prompt(90), greedy(4))})
+    # 62 steps, in 15 of which the first one takes a page, and the second one's own admission
+    assert looked_up.count(90) < 20
+
+
 @pytest.mark.parametrize("cache", ["fp32", "q8_0"])
 @pytest.mark.parametrize("make", [llama, gemma])
 def test_f53_a_cached_prompt_sent_again_to_a_full_pool_is_a_fresh_run(make, cache):

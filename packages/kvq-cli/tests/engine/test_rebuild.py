@@ -291,6 +291,8 @@ def test_memory_that_is_not_there_is_refused_with_the_numbers():
     staged = 11 * pool.plan.page_bytes
     with pytest.raises(RebuildRejected, match=rf"{staged:,} bytes of live pages .* 1,000 are free"):
         engine.rebuild(num_tokens=80 * PAGE)
+    with pytest.raises(RebuildRejected, match=rf"{staged:,} bytes of live pages"):
+        engine.rebuild(cache_dtype="q8_0")  # they are needed should it fail
 
 
 def test_a_request_without_a_limit_ends_where_the_context_ends_now():

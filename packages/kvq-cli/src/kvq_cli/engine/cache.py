@@ -155,7 +155,7 @@ class LiveCache:
 
     def _check_memory(self, choice: CacheChoice, pages: int) -> None:
         plan, old, num_tokens = choice.plan, self.pool.nbytes, pages * choice.plan.page_tokens
-        staged = self._staged_bytes() if plan == self.pool.plan else 0
+        staged = self._staged_bytes()  # kept in any case, should the way back be needed
         host_free = self._means.host_free_bytes()
         if staged > host_free:
             raise RebuildRejected(
@@ -176,7 +176,7 @@ class LiveCache:
             )
 
     def _staged_bytes(self) -> int:
-        """Bytes of the pages that hold something, an upper bound of what a rebuild keeps."""
+        """Bytes of the pages that hold something."""
         return sum((t.pages_total - t.pages_free) * t.page_bytes for t in self.tiers())
 
     def _check_requests(self, plan: PoolPlan, pages: int, requests: list[Request]) -> None:
