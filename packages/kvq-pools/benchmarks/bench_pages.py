@@ -179,10 +179,10 @@ def main() -> None:
     if options.json:
         report = {
             "title": "Pages and prefixes on the CPU",
-            "what": "millions of page operations a second (a page handed out or given back, so many "
-            "a call, in a pool that was used before), and milliseconds of the prefix cache for one "
-            f"prompt of {options.tokens:,} tokens in pages of {options.page_tokens}, without and "
-            "with a window tier; best of several runs, by processor time of one thread",
+            "what": "millions of page operations a second (a page handed out or given back, so "
+            "many a call, in a pool that was used before), and milliseconds of the prefix cache "
+            f"for one prompt of {options.tokens:,} tokens in pages of {options.page_tokens}, "
+            "without and with a window tier; best of several runs, by processor time of one thread",
             "plot": {"label": "{work}", "values": ["million_operations", "milliseconds"]},
             "command": "python packages/kvq-pools/benchmarks/bench_pages.py "
             f"--pages {' '.join(map(str, options.pages))} "

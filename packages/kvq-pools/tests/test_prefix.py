@@ -115,21 +115,39 @@ def test_a_cancelled_prefill_leaves_what_it_computed_and_no_more() -> None:
     world.check()
 
 
-def test_the_first_page_of_the_same_tokens_stays_and_the_other_is_private() -> None:
-    world = World(plan_of("hybrid_swa", 4), 16)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_tokens_computed_at_the_same_time_end_in_one_page(family: str) -> None:
+    world = World(plan_of(family, 4, window=20), 16)
     both = [world.open(PROMPT), world.open(PROMPT)]
     for sequence in both:
+        sequence.grow(11)
+    tier = world.pool.plan.tiers[0].name
+    first = both[0].tables[tier][:2]
+    assert not {*first} & {*both[1].tables[tier]}
+    for sequence in both:
         world.compute(sequence, 11)
-    assert not {*both[0].tables["full"]} & {*both[1].tables["full"]}
-    assert world.space.num_cached("full") == 2
-    first = both[0].tables["full"][:2]
+        world.check()
+    assert both[1].tables[tier][:2] == first
+    assert world.space.num_cached(tier) == 2
+    assert world.space.num_free(tier) == world.pool.pages(tier) - 4
+    for sequence in both:
+        world.close(sequence)
+        world.check()
+    assert world.space.num_cached(tier) == 3
+
+
+def test_a_sequence_alone_has_the_whole_pool() -> None:
+    """Two of the same prompt, of which one ends: the other may fill all pages."""
+    world = World(plan_of("mha", 4), 5)
+    both = [world.open(PROMPT[:8]), world.open(PROMPT[:8])]
+    for _ in range(2):
+        for sequence in both:
+            world.compute(sequence, 4)
     world.close(both[0])
+    world.live[both[1]] += range(20, 32)
+    world.compute(both[1], 12)
+    assert world.space.num_free("full") == 0
     world.check()
-    third = world.open(PROMPT)
-    assert third.tables["full"][:2] == first
-    world.close(both[1])
-    world.check()
-    assert world.space.num_cached("full") == 3
 
 
 def other_space(**changes: Any) -> World:

@@ -73,6 +73,20 @@ def test_pages_of_the_hit_itself_are_not_free() -> None:
     world.check()
 
 
+def test_pages_that_others_hold_cost_nothing_to_share() -> None:
+    world = World(plan_of("mha", 4), 4)
+    running = world.run(list(range(8)))
+    longer = [*range(8), *range(20, 28)]
+    hit = world.space.lookup(longer)
+    assert world.space.can_open(16, hit=hit)
+    assert not world.space.can_open(16)
+    assert not world.space.can_open(17, hit=hit)
+    world.compute(world.open(longer), 8)
+    assert world.space.num_free("full") == 0
+    assert running.num_computed == 8
+    world.check()
+
+
 @pytest.mark.parametrize(("family", "pages"), [("mha", 3), ("hybrid_swa", 40)])
 def test_a_hit_is_good_until_something_is_evicted(family: str, pages: int) -> None:
     """A whole node here, a window page there."""
@@ -330,6 +344,17 @@ def test_a_ring_is_a_page_of_each_request_that_runs() -> None:
     space.check_integrity()
 
 
+def running(world: World) -> SequencePages:
+    return next(iter(world.live))
+
+
+def swap_page(world: World) -> None:
+    """A running sequence with a page of its own for tokens that the cache has another of."""
+    allocator, table = world.space._allocators["full"], running(world).tables["full"]
+    allocator.release([table[0]])
+    [table[0]] = allocator.alloc(1)
+
+
 DAMAGE: dict[str, Callable[[World], object]] = {
     "page lost by the cache": lambda w: w.space._allocators["full"].release([node(w).pages[0]]),
     "page of nobody": lambda w: w.space._allocators["full"].alloc(1),
@@ -361,15 +386,12 @@ DAMAGE: dict[str, Callable[[World], object]] = {
     "root without children": lambda w: w.space._tree.roots.update({"": nodeless(w)}),
     "path cut at its begin": lambda w: running(w)._path.pop(0),
     "path cut at its end": lambda w: running(w)._path.pop(),
+    "two pages for the same tokens": swap_page,
     "told more than computed": lambda w: setattr(running(w), "_loose", b"\0" * 64),
     "part in a cache that is off": lambda w: setattr(w.space, "prefix_cache", False),
     "cached beyond computed": lambda w: setattr(running(w), "num_cached", 99),
     "another allocator": lambda w: w.space._allocators.update(full=PageAllocator(16)),
 }
-
-
-def running(world: World) -> SequencePages:
-    return next(iter(world.live))
 
 
 def node(world: World, *, held: bool = False, tail: bool = False) -> Node:

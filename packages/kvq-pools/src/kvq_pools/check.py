@@ -47,7 +47,8 @@ def _check_nodes(tree: PrefixTree) -> None:
         parent = node.parent
         if parent not in parents or not node.key == key == chain(parent.key, node.tokens):
             raise IntegrityError(f"node {key.hex()} is not what its tokens and parent make")
-        if parent.children.get(node.tokens[:TOKEN_BYTES], {}).get(key) is not node:
+        newest = parent.children.get(node.tokens[:TOKEN_BYTES])
+        if node is not (newest if node.newer is None else node.newer.older):
             raise IntegrityError(f"node {key.hex()} is no child of its parent")
         size = len(node.tokens)
         if not 0 < size <= page_bytes or size % grain or (size < page_bytes and node.children):
@@ -56,13 +57,17 @@ def _check_nodes(tree: PrefixTree) -> None:
             raise IntegrityError(f"node {key.hex()} lacks a page that it must have: {node.pages}")
         if node.bare and not (node.children or node.holders):
             raise IntegrityError(f"nothing keeps node {key.hex()}, which has no page")
-    children = sum(len(same) for node in parents for same in node.children.values())
+    children = sum(len(_children(node)) for node in parents)
     if children != len(tree.nodes):
         raise IntegrityError(f"{children} children, yet {len(tree.nodes)} nodes")
     for tier in tree.windows:
         pages = {n.pages[tier]: n for n in tree.nodes.values() if n.pages[tier] != NO_PAGE}
         if pages != tree.window_nodes[tier]:
             raise IntegrityError(f"tier {tree.tiers[tier]!r}: pages are not with their nodes")
+
+
+def _children(node: Node) -> list[Node]:
+    return [child for first in node.children for child in node.beginning(first)]
 
 
 def _check_holders(space: CacheSpace) -> None:
@@ -72,13 +77,16 @@ def _check_holders(space: CacheSpace) -> None:
     for sequence in space._sequences:
         previous = None
         path, loose = sequence._path, sequence._loose
-        for node in path:
-            if tree.nodes.get(node.key) is not node or len(node.tokens) != (
-                space.plan.page_tokens * TOKEN_BYTES
-            ):
+        for index, node in enumerate(path):
+            whole = len(node.tokens) == space.plan.page_tokens * TOKEN_BYTES
+            if tree.nodes.get(node.key) is not node or not whole:
                 raise IntegrityError(f"a sequence holds {node.key.hex()}, no whole page of these")
             if node.parent is not (previous or tree.roots.get(sequence.adapter)):
                 raise IntegrityError(f"a sequence holds {node.key.hex()} out of order")
+            for tier, page in zip(tree.tiers, node.pages, strict=True):
+                mine = sequence.tables[tier][index]
+                if NO_PAGE not in (mine, page) and mine != page:
+                    raise IntegrityError(f"tier {tier!r}: {mine} and {page} for the same tokens")
             previous = node
         holders.update(path)
         if loose is None:
@@ -99,8 +107,7 @@ def _check_order(tree: PrefixTree) -> None:
     if len(unheld) != tree.unheld:
         raise IntegrityError(f"{len(unheld)} nodes without holders, {tree.unheld} counted")
     for node in unheld:
-        younger = [c for same in node.children.values() for c in same.values()]
-        if any(child.holders or child.used > node.used for child in younger):
+        if any(child.holders or child.used > node.used for child in _children(node)):
             raise IntegrityError(f"a child of {node.key.hex()} is held or younger")
     if tree.has_full and tree.leaves.current() != {n for n in unheld if not n.children}:
         raise IntegrityError("the queue of leaves is not the leaves that nobody holds")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from kvq_pools.errors import PageError
@@ -49,20 +49,34 @@ class Node:
     parent : None at a root, which stands for no tokens
     tokens : uint32 bytes; a node with fewer than a page of them has no children
     pages : one per position tier, -1 where the cache holds none
-    children : first token's bytes → key → node
+    children : a first token's bytes → the newest child that begins with it
+    older, newer : the neighbours among its parent's children that begin with the same token
     holders : running sequences whose tokens lead through it
     used : when a sequence last began or ended here
     wanted : whether its window pages were asked for again
     """
 
-    __slots__ = ("children", "holders", "key", "pages", "parent", "tokens", "used", "wanted")
+    __slots__ = (
+        "children",
+        "holders",
+        "key",
+        "newer",
+        "older",
+        "pages",
+        "parent",
+        "tokens",
+        "used",
+        "wanted",
+    )
 
     def __init__(self, key: bytes, parent: Node | None, tokens: bytes, pages: list[int]) -> None:
         self.key = key
         self.parent = parent
         self.tokens = tokens
         self.pages = pages
-        self.children: dict[bytes, dict[bytes, Node]] = {}
+        self.children: dict[bytes, Node] = {}
+        self.older: Node | None = None
+        self.newer: Node | None = None
         self.holders = 0
         self.used = 0
         self.wanted = False
@@ -72,16 +86,31 @@ class Node:
         """Whether the cache holds no page of it."""
         return all(page == NO_PAGE for page in self.pages)
 
+    def beginning(self, tokens: bytes) -> Iterator[Node]:
+        """The children that begin with the first of these tokens, the newest first."""
+        child = self.children.get(tokens[:TOKEN_BYTES])
+        while child is not None:
+            yield child
+            child = child.older
+
     def link(self) -> None:
         """Become the newest child of the parent."""
         assert self.parent is not None
-        self.parent.children.setdefault(self.tokens[:TOKEN_BYTES], {})[self.key] = self
+        first = self.tokens[:TOKEN_BYTES]
+        self.older = self.parent.children.get(first)
+        if self.older is not None:
+            self.older.newer = self
+        self.parent.children[first] = self
 
     def unlink(self) -> None:
         """Be no child any more."""
         assert self.parent is not None
-        first = self.tokens[:TOKEN_BYTES]
-        siblings = self.parent.children[first]
-        del siblings[self.key]
-        if not siblings:
-            del self.parent.children[first]
+        if self.newer is not None:
+            self.newer.older = self.older
+        elif self.older is not None:
+            self.parent.children[self.tokens[:TOKEN_BYTES]] = self.older
+        else:
+            del self.parent.children[self.tokens[:TOKEN_BYTES]]
+        if self.older is not None:
+            self.older.newer = self.newer
+        self.older = self.newer = None

@@ -156,10 +156,6 @@ class _Survivors:
                 table = sequence.tables[tier]
                 table[:] = [page if page == NO_PAGE else moves[page] for page in table]
                 owned[tier] += sequence._held(tier)
-            gone = [i for i, node in enumerate(sequence._path) if node not in self.nodes]
-            if gone:
-                del sequence._path[gone[0] :]
-                sequence._loose = None  # its tokens follow the whole path
             tree.hold(sequence._path)
         for tier, allocator in allocators.items():
             more = Counter(owned[tier])

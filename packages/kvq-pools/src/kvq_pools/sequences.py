@@ -85,8 +85,9 @@ class SequencePages:
         """Note that positions [0, num_computed) were computed.
 
         `tokens`: the sequence's tokens so far, at least that many and the same as ever before;
-        with them whole pages become part of the prefix cache at once. Without them, once, it
-        adds nothing more to the cache. Pages of window tiers that no query at num_computed or
+        with them whole pages become part of the prefix cache at once, and where it has the same
+        tokens already, computed at the same time, the tables take its pages. Without them, once,
+        the sequence adds nothing more. Pages of window tiers that no query at num_computed or
         later can see are released.
         """
         self._check_open()
@@ -242,6 +243,11 @@ class SequencePages:
                 return
             self._path.append(node)
             data = data[step:]
+            for number, table in enumerate(tables):
+                mine, theirs = table[index], node.pages[number]
+                if mine not in (theirs, NO_PAGE) and theirs != NO_PAGE:
+                    table[index] = tree.pin(node, number)
+                    tree.release(number, [mine])
         self._loose = data
 
     def _missing(self, num_tokens: int) -> dict[str, int]:

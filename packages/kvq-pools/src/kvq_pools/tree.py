@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from kvq_pools.lru import Leaves, LetGo
-from kvq_pools.nodes import TOKEN_BYTES, Node, chain, root_key
+from kvq_pools.nodes import Node, chain, root_key
 from kvq_pools.pages import NO_PAGE, PageAllocator
 from kvq_pools.plan import PoolPlan
 from kvq_pools.window import first_visible
@@ -84,8 +84,7 @@ class PrefixTree:
 
     def recent(self, parent: Node, tokens: bytes) -> Iterator[Node]:
         """The newest children that share the first token."""
-        siblings = parent.children.get(tokens[:TOKEN_BYTES], {})
-        return islice(reversed(siblings.values()), RECENT)
+        return islice(parent.beginning(tokens), RECENT)
 
     def tick(self) -> None:
         """Begin an event: what it uses was used later than everything before."""
@@ -145,8 +144,7 @@ class PrefixTree:
     ) -> Node | None:
         """The node of these tokens, held once more; made of `pages` when there was none.
 
-        The first page of the same tokens stays; a later one remains its sequence's own. None:
-        other tokens have that very key.
+        The first page of the same tokens stays. None: other tokens have that very key.
         """
         parent = parent or self._root(adapter)
         key = chain(parent.key, tokens)
