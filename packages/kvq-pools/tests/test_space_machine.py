@@ -90,8 +90,14 @@ class Space(RuleBasedStateMachine):
             self.world.close(sequence)
 
     @precondition(lambda self: self.world.live)
-    @rule(data=st.data(), count=st.integers(1, 12), told=st.sampled_from([True, True, True, False]))
-    def compute(self, data: st.DataObject, count: int, told: bool) -> None:
+    @rule(
+        data=st.data(),
+        count=st.integers(1, 12),
+        step=st.integers(1, 12),
+        told=st.sampled_from([True, True, True, False]),
+    )
+    def compute(self, data: st.DataObject, count: int, step: int, told: bool) -> None:
+        """What can be grown at once can be reached in steps as well."""
         self.calm += 1
         sequence = self.pick(data)
         tokens = self.world.live[sequence]
@@ -101,11 +107,53 @@ class Space(RuleBasedStateMachine):
         goal = sequence.num_computed + count
         before = str(sequence.tables)
         if self.world.space.can_grow(sequence, goal):
-            self.world.compute(sequence, count, told=told)
+            while sequence.num_computed < goal:
+                self.world.compute(sequence, min(step, goal - sequence.num_computed), told=told)
         else:
             with pytest.raises(OutOfPages):
                 sequence.grow(goal)
             assert str(sequence.tables) == before
+
+    @rule(
+        data=st.data(),
+        cut=st.integers(0, 30),
+        more=TOKENS,
+        step=st.integers(1, 9),
+        told=st.sampled_from([True, True, True, False]),
+    )
+    def keep_promises(
+        self, data: st.DataObject, cut: int, more: list[int], step: int, told: bool
+    ) -> None:
+        """What `can_open` promises is reached, by all it was promised to, whoever goes first."""
+        self.calm += 1
+        space, live = self.world.space, list(self.world.live)
+        goals: dict[SequencePages, int] = {}
+        for sequence in data.draw(st.permutations(live))[: data.draw(st.integers(0, 2))]:
+            goals[sequence] = sequence.num_computed + data.draw(st.integers(0, 12))
+            tokens = self.world.live[sequence]
+            while len(tokens) < goals[sequence]:
+                tokens.append(data.draw(st.integers(0, 1)))
+        tokens = list(data.draw(st.sampled_from(self.said[-8:])) or more)
+        prompt = tokens[: max(1, len(tokens) - cut)]
+        hit, promised = space.lookup(prompt), list(goals.items())
+
+        def possible(length: int) -> bool:
+            return space.can_open(length, step, hit, promised=promised)
+
+        if len(live) >= 5 or not possible(len(prompt)):
+            return
+        most = len(prompt)
+        while most < len(prompt) + 40 and possible(most + 1):
+            most += 1
+        tokens = [*tokens, *more * most][:most]
+        newest = self.world.open(prompt)
+        self.world.live[newest] = tokens
+        goals[newest] = len(tokens)
+        self.said.append(tokens)
+        while late := [s for s, goal in goals.items() if s.num_computed < goal]:
+            sequence = data.draw(st.sampled_from(late))
+            count = min(step, goals[sequence] - sequence.num_computed)
+            self.world.compute(sequence, count, told=told)
 
     @precondition(lambda self: self.world.live)
     @rule(data=st.data(), more=st.integers(0, 9))
