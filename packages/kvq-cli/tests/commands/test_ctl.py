@@ -1,16 +1,22 @@
 """`kvq ctl` as a process, against a server over a scripted engine and against none."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import pytest
 from http_server import serving, wait_for
 from scripted_engine import ScriptedEngine
+from typer.testing import CliRunner
 
+from kvq_cli.commands import client
+from kvq_cli.main import app
 from kvq_pools import RebuildFailed, RebuildRejected
 
 
@@ -118,27 +124,78 @@ def test_no_server_is_one_line_that_names_the_url(arguments):
     assert "kvq serve" in line
 
 
-class Stranger(BaseHTTPRequestHandler):
-    def do_GET(self):
-        status, body = (404, b"nothing") if self.path.startswith("/v1") else (200, b"{}")
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(body)
+@contextmanager
+def stranger(status, body):
+    """The URL of a server that gives one answer to everything."""
 
-    def log_message(self, *_):
-        pass
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
 
+        def log_message(self, *_):
+            pass
 
-def test_a_server_that_is_not_kvqs_is_one_line():
     with HTTPServer(("127.0.0.1", 0), Stranger) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            assert "is no kvq server" in one_line(ctl("stats", url=url), 3)
+            yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, "nothing"),
+        (404, {"error": {"message": "no such path"}}),
+        (200, {}),
+        (200, []),
+        (200, {"bytes_per_token": 1, "page_tokens": 16}),
+        (204, {}),
+        (301, {}),
+        (302, {"error": {"message": "moved"}}),
+        (401, {"error": {"message": "who are you?"}}),
+        (403, {"error": {"message": "not you"}}),
+        (400, {"error": {"message": 5}}),
+        (502, {"error": "bad gateway"}),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["stats"], ["stats", "--json"], ["cache", "--tokens", "2k"]])
+def test_a_server_that_is_not_kvqs_is_one_line(status, body, arguments):
+    with stranger(status, body) as url:
+        done = CliRunner().invoke(app, ["ctl", *arguments, "--url", url])
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert f"{url} is no kvq server" in done.stderr and str(status) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["stats"], ["cache", "--tokens", "2k"]])
+def test_a_server_that_never_answers_is_not_waited_for(arguments, monkeypatch):
+    assert 5 <= client.STATUS_TIMEOUT.read <= 20
+    monkeypatch.setattr(client, "STATUS_TIMEOUT", httpx.Timeout(5, read=0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = CliRunner().invoke(app, ["ctl", *arguments, "--url", url])
+    assert done.exit_code == 3
+    assert f"the server at {url} took the question and gave no answer within 0.2 s" in done.stderr
+
+
+def test_a_rebuild_is_waited_for_and_ctrl_c_says_that_the_server_goes_on(url, engine):
+    engine.rebuild_ends.clear()
+    where = ["cache", "--kv-cache-dtype", "q4_0", "--url", url]
+    with subprocess.Popen(
+        [sys.executable, "-m", "kvq_cli", "ctl", *where], stderr=subprocess.PIPE, text=True
+    ) as asking:
+        wait_for(lambda: engine.state == "rebuilding")
+        asking.send_signal(signal.SIGINT)
+        said = asking.communicate(timeout=20)[1]
+    engine.rebuild_ends.set()
+    assert asking.returncode == 130
+    assert "goes on with what it was asked" in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:1919", "ftp://127.0.0.1", "http://", "http://x:port"])
