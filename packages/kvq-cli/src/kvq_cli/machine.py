@@ -7,6 +7,7 @@ from typing import Any
 import psutil
 import torch
 
+from kvq_cli import cgroups
 from kvq_cli.config import ConfigError
 
 # Share of the memory that is free before loading which weights, workspace and cache may take
@@ -46,8 +47,10 @@ def choose_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of a device's memory that can be allocated now."""
+    """Bytes of a device's memory that can be allocated now; a container's limit counts."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps unused is free
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    available = int(psutil.virtual_memory().available)
+    limit = cgroups.free_bytes()
+    return available if limit is None else min(available, limit)
