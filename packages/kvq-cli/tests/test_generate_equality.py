@@ -59,7 +59,7 @@ def test_each_length_alone(real):
 def test_shared_prefixes_change_no_token(real):
     loaded, prompts, want = real
     base = prompts[1024]
-    mixed = {n: base[:n] + prompts[100][:50] for n in (16, 500, 640, 1001)}
+    mixed = {n: base[:n] + prompts[100][:50] for n in (16, 509)}
     wanted = {n: generate(loaded.model, p, NEW_TOKENS) for n, p in mixed.items()}
     engine = engine_over(loaded, 512)
     assert tokens_of(run(engine, {"r": (base, greedy(NEW_TOKENS))})["r"]) == want[1024]
