@@ -108,6 +108,21 @@ def test_without_a_prefix_cache_tokens_are_the_same_and_nothing_is_kept(make):
     assert all(tier.pages_free == tier.pages_total for tier in stats.tiers)
 
 
+@pytest.mark.parametrize("cache_type", ["prefix", "none"])
+def test_stats_count_a_request_once_however_often_it_loses_its_pages(cache_type):
+    engine = make_engine(llama(), num_pages=64, cache_type=cache_type)
+    engine.add("r", FIRST, greedy(8))
+    times = 0
+    while engine.has_work:
+        engine.step()
+        if engine.scheduler.running and times < 3:
+            engine.scheduler._preempt(engine.scheduler.running[0])
+            times += 1
+    assert times == 3
+    prefix = engine.stats().prefix
+    assert (prefix.lookups, prefix.queried_tokens, prefix.hit_tokens) == (1, len(FIRST), 0)
+
+
 def test_stats_count_what_was_asked_and_found():
     engine = make_engine(llama(), num_pages=64)
     run(engine, {"a": (FIRST, greedy(4))})

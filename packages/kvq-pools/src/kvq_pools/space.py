@@ -67,7 +67,9 @@ class CacheSpace:
             return PrefixHit(version=self._tree.version)
         return match(self._tree, tokens, adapter, partly=self.copy_page is not None)
 
-    def open(self, tokens: Sequence[int] = (), adapter: str = "") -> SequencePages:
+    def open(
+        self, tokens: Sequence[int] = (), adapter: str = "", *, count: bool = True
+    ) -> SequencePages:
         """A new sequence, which has computed already what `lookup` finds of its tokens.
 
         Whole pages are shared; of a page used in part it gets a copy.
@@ -76,7 +78,7 @@ class CacheSpace:
         hit = self.lookup(tokens, adapter)
         sequence = SequencePages(self, adapter)
         self._sequences[sequence] = None
-        if len(tokens):
+        if count and len(tokens):  # not again what lost its pages and comes back
             self._lookups += 1
             self._queried_tokens += len(tokens)
             self._hit_tokens += hit.num_tokens

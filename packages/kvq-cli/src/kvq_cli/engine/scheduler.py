@@ -120,9 +120,10 @@ class Scheduler:
         ):
             self._refused = state
             return None
-        request.pages = self.space.open(request.tokens)
+        first = request.cached_tokens is None
+        request.pages = self.space.open(request.tokens, count=first)
         request.num_computed = request.pages.num_computed
-        if request.cached_tokens is None:
+        if first:
             request.cached_tokens = request.num_computed
         # one that ran before and lost nothing goes on as it would have
         whole = request.completion_tokens and request.num_computed == len(request.tokens) - 1
