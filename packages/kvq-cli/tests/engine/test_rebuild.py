@@ -224,7 +224,8 @@ def same(a, b):
 
 REFUSALS = [
     ({"num_tokens": 442}, "multiple of the page's 4 tokens, got 442; the nearest: 440 and 444"),
-    ({"num_tokens": 2}, "got 2; the nearest: 4"),
+    ({"num_tokens": 2}, "at least 8, 2 of the pages of 4 tokens, got 2"),
+    ({"num_tokens": 4}, "at least 8, 2 of the pages of 4 tokens, got 4"),
     ({"num_tokens": 0}, "got 0"),
     ({"num_tokens": -4}, "got -4"),
     ({"num_tokens": 4 * 10**15}, "about .* tokens fit"),
@@ -261,6 +262,19 @@ def test_what_cannot_be_done_is_refused_with_the_numbers_and_nothing_changes(wis
         for name, delta in engine.step():
             got[name] += delta.token_ids
     assert got == want
+
+
+def test_two_pages_are_the_fewest_but_for_a_server_started_with_one():
+    engine = make_engine(llama(), num_pages=4)
+    assert engine.rebuild(num_tokens=2 * PAGE).after.num_tokens == 2 * PAGE
+    with pytest.raises(RebuildRejected, match="at least 8"):
+        engine.rebuild(num_tokens=PAGE)
+    small = make_engine(llama(), num_pages=1)
+    assert small.rebuild(cache_dtype="q8_0").after.num_tokens == PAGE
+    assert small.rebuild(num_tokens=3 * PAGE).after.num_tokens == 3 * PAGE
+    assert small.rebuild(num_tokens=PAGE).after.num_tokens == PAGE
+    with pytest.raises(RebuildRejected, match="at least 4, 1 of the pages of 4 tokens, got 0"):
+        small.rebuild(num_tokens=0)
 
 
 def test_a_format_that_no_backend_reads_is_refused(monkeypatch):

@@ -17,6 +17,7 @@ from kvq_pools import (
     pages_for_tokens,
     rebuild,
 )
+from kvq_pools.budget import FEWEST_PAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class LiveCache:
             copy_page=pool.copy_page,
         )
         self._means = means
+        # a server that was started smaller, as its user wished, may stay so
+        self._fewest_pages = min(FEWEST_PAGES, pool.num_pages)
 
     @property
     def num_tokens(self) -> int:
@@ -144,12 +147,17 @@ class LiveCache:
         page_tokens = self.pool.plan.page_tokens
         if num_tokens is None:
             return self.pool.num_pages
-        if num_tokens < page_tokens or num_tokens % page_tokens:
-            below = num_tokens // page_tokens * page_tokens
-            near = [n for n in (below, below + page_tokens) if n > 0]
+        fewest = self._fewest_pages * page_tokens
+        if num_tokens < fewest:
             raise RebuildRejected(
-                f"num_tokens must be a multiple of the page's {page_tokens} tokens, got "
-                f"{num_tokens}; the nearest: {' and '.join(map(str, near))}"
+                f"num_tokens must be at least {fewest:,}, {self._fewest_pages} of the pages of "
+                f"{page_tokens:,} tokens, got {num_tokens:,}"
+            )
+        if num_tokens % page_tokens:
+            below = num_tokens // page_tokens * page_tokens
+            raise RebuildRejected(
+                f"num_tokens must be a multiple of the page's {page_tokens:,} tokens, got "
+                f"{num_tokens:,}; the nearest: {below:,} and {below + page_tokens:,}"
             )
         return num_tokens // page_tokens
 
@@ -188,7 +196,7 @@ class LiveCache:
             return
         whole = pages_for_tokens(ends[-1], plan.page_tokens) * plan.page_tokens
         raise RebuildRejected(
-            f"a cache of {pages * plan.page_tokens} tokens holds requests of up to {longest}, and "
-            f"{len(ends)} that run or wait may need more, up to {ends[-1]}; keep at least {whole}, "
-            "wait until they end or cancel them"
+            f"a cache of {pages * plan.page_tokens:,} tokens holds requests of up to {longest:,}, "
+            f"and {len(ends):,} that run or wait may need more, up to {ends[-1]:,}; keep at least "
+            f"{whole:,}, wait until they end or cancel them"
         )
