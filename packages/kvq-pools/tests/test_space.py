@@ -19,7 +19,7 @@ from kvq_pools import (
     PageError,
     SequencePages,
 )
-from kvq_pools.nodes import Node
+from kvq_pools.nodes import Node, Root
 
 FAMILIES = ("mha", "hybrid_swa", "all_window", "qsa")
 
@@ -51,6 +51,20 @@ def test_f31_promises_are_rounded_one_by_one() -> None:
     other = CacheSpace(tiny_full(128), 3)
     with pytest.raises(PageError, match="another space"):
         other.can_open(2, promised=promised)
+
+
+def test_window_pages_that_twins_share_come_back_to_neither() -> None:
+    """Each of two needs 3 pages on its way, whatever the other gives up."""
+    world = World(plan_of("all_window", 2, window=4), 5)
+    first = world.run(list(range(8)))
+    running = [first, world.fork(first)]
+    assert world.space.num_free("window") == 3
+    promised = [(sequence, 16) for sequence in running]
+    assert not world.space.can_open(2, 2, promised=promised)
+    assert not world.space.can_open(0, 2, promised=promised)
+    world.close(running.pop())
+    assert world.space.can_open(4, 2, promised=[(first, 16)])
+    assert not world.space.can_open(5, 2, promised=[(first, 16)])
 
 
 def test_pages_of_the_hit_itself_are_not_free() -> None:
@@ -404,9 +418,8 @@ def node(world: World, *, held: bool = False, tail: bool = False) -> Node:
     raise AssertionError("no such node")
 
 
-def nodeless(world: World) -> Node:
-    root = world.space._tree.roots[""]
-    return type(root)(root.key, None, b"", [])
+def nodeless(world: World) -> Root:
+    return Root(world.space.plan, world.space.namespace, "")
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from space_world import World, plan_of
 
 from kvq_pools import OutOfPages, PageError, RebuildFailed, RebuildRejected, SequencePages
@@ -17,6 +24,8 @@ TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
 
 class Space(RuleBasedStateMachine):
     """Few tokens, so that much is shared; few pages, so that much is evicted."""
+
+    steps = 0
 
     @initialize(
         family=st.sampled_from(FAMILIES),
@@ -256,6 +265,7 @@ class Space(RuleBasedStateMachine):
 
     @invariant()
     def all_read_their_own(self) -> None:
+        Space.steps += 1
         if hasattr(self, "world"):
             self.world.check()
             space = self.world.space
@@ -272,8 +282,8 @@ TestSpace.settings = settings(max_examples=150, stateful_step_count=40, deadline
 
 @pytest.mark.slow
 def test_a_hundred_thousand_steps() -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
+    before = Space.steps
     run_state_machine_as_test(
-        Space, settings=settings(max_examples=2000, stateful_step_count=50, deadline=None)
+        Space, settings=settings(max_examples=2500, stateful_step_count=50, deadline=None)
     )
+    assert Space.steps - before >= 100_000

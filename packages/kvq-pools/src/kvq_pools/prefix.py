@@ -19,12 +19,13 @@ class PrefixHit:
     num_tokens : positions [0, num_tokens) need not be computed
     nodes : whole pages, shared
     tail : a page of which only the first tokens are used, by copying it
-    version : of the tree when it was asked
+    tree, version : which was asked, and its version then
     """
 
     num_tokens: int = 0
     nodes: tuple[Node, ...] = field(default=(), repr=False)
     tail: Node | None = field(default=None, repr=False)
+    tree: PrefixTree | None = field(default=None, repr=False)
     version: int = field(default=0, repr=False)
 
 
@@ -53,9 +54,9 @@ def match(tree: PrefixTree, tokens: Sequence[int], adapter: str, *, partly: bool
     page_tokens, grain = tree.plan.page_tokens, tree.plan.granularity
     data = token_bytes(tokens)
     limit = max(0, len(tokens) - 1) // grain * grain
-    previous = tree.roots.get(adapter)
+    previous: Node | None = tree.roots.get(adapter)
     if previous is None or not limit:
-        return PrefixHit(version=tree.version)
+        return PrefixHit(tree=tree, version=tree.version)
     step, nodes = page_tokens * TOKEN_BYTES, tree.nodes
     path: list[Node] = []
     for at in range(0, len(data) - step + 1, step):
@@ -74,11 +75,11 @@ def match(tree: PrefixTree, tokens: Sequence[int], adapter: str, *, partly: bool
         tail, common = exact or _closest(tree, previous, rest)
         end = min(limit, start + common // grain * grain)
         if tail is not None and end > start and _reach(tree, [*path[:whole], tail], end) == end:
-            hit = PrefixHit(end, tuple(path[:whole]), tail, tree.version)
-            if has_room(tree, hit):
+            hit = PrefixHit(end, tuple(path[:whole]), tail, tree, tree.version)
+            if _has_room(tree, hit):
                 return hit
     end = _reach(tree, path, start)
-    return PrefixHit(end, tuple(path[: end // page_tokens]), None, tree.version)
+    return PrefixHit(end, tuple(path[: end // page_tokens]), None, tree, tree.version)
 
 
 def claimed(tree: PrefixTree, hit: PrefixHit, *, tail: bool = False) -> list[int]:
@@ -99,10 +100,8 @@ def claimed(tree: PrefixTree, hit: PrefixHit, *, tail: bool = False) -> list[int
     return counts
 
 
-def has_room(tree: PrefixTree, hit: PrefixHit) -> bool:
+def _has_room(tree: PrefixTree, hit: PrefixHit) -> bool:
     """Whether the hit's tail can be copied while all its pages are held."""
-    if hit.tail is None:
-        return True
     return all(tree.num_free(t) > held for t, held in enumerate(claimed(tree, hit, tail=True)))
 
 

@@ -10,7 +10,7 @@ from kvq_pools.errors import PageError, RebuildRejected, whole_number
 from kvq_pools.nodes import Node, root_key
 from kvq_pools.pages import NO_PAGE, PageAllocator
 from kvq_pools.plan import PoolPlan
-from kvq_pools.pool import Pool
+from kvq_pools.pool import Pool, plan_after
 from kvq_pools.sequences import SequencePages
 from kvq_pools.space import CacheSpace
 from kvq_pools.tree import PrefixTree
@@ -50,7 +50,7 @@ def rebuild(
     the space refuses all work.
     """
     space._check_usable()
-    after = space.plan if plan is None else plan
+    after = plan_after(space.plan, plan)
     whole_number("num_pages", num_pages, 1, RebuildRejected)
     if (pool.plan, pool.num_pages) != (space.plan, space.num_pages):
         raise PageError("the pool has another plan or size than the space; they do not belong")
@@ -94,16 +94,12 @@ class _Survivors:
                 self.sequences[sequence] = None
         tree = self.space._tree
         # Parents come before children: they were made before them, and what nobody holds was not
-        # used after its parent.
+        # used after its parent. So a node whose page has a place has its parents in theirs.
         last = tree.clock + 1
         by_use = sorted(tree.nodes.values(), key=lambda n: -last if n.holders else -n.used)
         full = [(i, t) for i, t in enumerate(tree.tiers) if i not in tree.windows]
         for node in by_use:
-            parent = node.parent
-            assert parent is not None
-            if (parent.parent is None or parent in self.nodes) and self._keep(
-                {tier: [node.pages[i]] for i, tier in full}
-            ):
+            if self._keep({tier: [node.pages[i]] for i, tier in full}):
                 self.nodes[node] = None
         for i in tree.windows:
             oldest = [page for page, _ in tree.let_go[i].in_order()]

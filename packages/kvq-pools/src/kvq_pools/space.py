@@ -9,7 +9,7 @@ from kvq_pools.errors import PageError, PoolFailed, whole_number
 from kvq_pools.nodes import token_bytes
 from kvq_pools.pages import PageAllocator, pages_for_tokens
 from kvq_pools.plan import PoolPlan, Tier
-from kvq_pools.prefix import PrefixHit, PrefixStats, claimed, has_room, match
+from kvq_pools.prefix import PrefixHit, PrefixStats, claimed, match
 from kvq_pools.sequences import CopyPage, SequencePages
 from kvq_pools.tree import PrefixTree
 from kvq_pools.window import window_pages_per_request
@@ -61,10 +61,12 @@ class CacheSpace:
         """The longest prefix of the tokens that is cached and can be used; changes nothing.
 
         At least one token is left to compute, no row that tokens share is cut, and every window
-        finds all that it can see. Good until the next eviction. `PageError`: no token ids.
+        finds all that it can see. Good until the next eviction. `PageError` for what is no token
+        id, cache or not.
         """
         if not self.prefix_cache:
-            return PrefixHit(version=self._tree.version)
+            token_bytes(tokens)
+            return PrefixHit(tree=self._tree, version=self._tree.version)
         return match(self._tree, tokens, adapter, partly=self.copy_page is not None)
 
     def open(
@@ -72,7 +74,8 @@ class CacheSpace:
     ) -> SequencePages:
         """A new sequence, which has computed already what `lookup` finds of its tokens.
 
-        Whole pages are shared; of a page used in part it gets a copy.
+        Whole pages are shared; of a page used in part it gets a copy. `PageError` for what is no
+        token id; nothing was changed then.
         """
         self._check_usable()
         hit = self.lookup(tokens, adapter)
@@ -140,14 +143,22 @@ class CacheSpace:
         ----------
         num_tokens : the length, in whole pages
         step_tokens : most tokens that a sequence grows by before each `advance`
-        hit : what `lookup` found of its tokens, just now
+        hit : what this space's `lookup` found of its tokens, just now
         promised : (sequence, length) that must be reached beside it, each in whole pages
         """
-        hit = hit or PrefixHit(version=self._tree.version)
+        whole_number("num_tokens", num_tokens)
+        hit = hit or PrefixHit(tree=self._tree, version=self._tree.version)
+        if hit.tree is not self._tree:
+            raise PageError(
+                "the hit is of another space, or from before a rebuild; look the tokens up again"
+            )
         if hit.version != self._tree.version:
             raise PageError("the cache dropped pages since this hit; look the tokens up again")
-        if not has_room(self._tree, hit):
-            return False
+        if num_tokens < hit.num_tokens:
+            raise PageError(
+                f"num_tokens is {num_tokens}, yet the hit has {hit.num_tokens} of them; give the "
+                "length of the whole sequence"
+            )
         claims = dict(zip(self._tree.tiers, claimed(self._tree, hit), strict=True))
         promises = list(promised)
         for tier in self._tiers():
@@ -158,7 +169,7 @@ class CacheSpace:
                 needed = new + claims[tier.name]
                 most = needed if tier.window is None else min(most, needed)
             for sequence, length in promises:
-                most += self._still_needed(sequence, tier, length, step_tokens)
+                most += self._still_needed(sequence, tier, length, step_tokens, hit)
             if most > self.num_free(tier.name):
                 return False
         return True
@@ -206,6 +217,7 @@ class CacheSpace:
 
     def _most_pages(self, tier: Tier, num_tokens: int, step_tokens: int) -> int:
         """Most pages of a tier that a sequence holds at once on its way to that length."""
+        whole_number("step_tokens", step_tokens, 1)
         pages = pages_for_tokens(num_tokens, self.plan.page_tokens)
         if tier.scope == "request":
             return min(pages, 1)
@@ -215,16 +227,29 @@ class CacheSpace:
         return min(pages, most)
 
     def _still_needed(
-        self, sequence: SequencePages, tier: Tier, num_tokens: int, step_tokens: int
+        self,
+        sequence: SequencePages,
+        tier: Tier,
+        num_tokens: int,
+        step_tokens: int,
+        hit: PrefixHit,
     ) -> int:
-        """Most pages beside those it has that a sequence needs to reach that length."""
+        """Most pages beside those it has that a sequence needs to reach that length.
+
+        Of a window, those that it alone has serve it again; those of the hit it will share.
+        """
         self._check_mine(sequence)
         missing = sequence._missing(num_tokens)[tier.name]
         if tier.window is None:
             return missing
         owners = self._allocators[tier.name].owners
-        cached = self._tree.window_nodes[self._tree.tiers.index(tier.name)]
-        alone = sum(owners(page) == 1 + (page in cached) for page in sequence._held(tier.name))
+        number = self._tree.tiers.index(tier.name)
+        cached = self._tree.window_nodes[number]
+        shared = {node.pages[number] for node in hit.nodes}
+        alone = sum(
+            owners(page) == 1 + (page in cached) and page not in shared
+            for page in sequence._held(tier.name)
+        )
         return min(missing, max(0, self._most_pages(tier, num_tokens, step_tokens) - alone))
 
     def _check_mine(self, sequence: SequencePages) -> None:
