@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
 import pytest
-from device import planes, scribble
+from device import Device, planes, scribble
 from family_cases import FAMILIES
 from pool_cases import FIVE, Recorder, spec
 
@@ -145,6 +146,25 @@ def test_an_allocator_that_returns_something_else_is_refused() -> None:
         Pool(plan, 1, lambda shape, dtype: np.empty(shape[1:], dtype))
     with pytest.raises(PlaneError, match="uint8"):
         Pool(plan, 1, lambda shape, _: np.empty(shape, "float32"))
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_pool_that_could_not_be_made_holds_no_memory(error: type[BaseException]) -> None:
+    """Not even while somebody handles or keeps the error, who may want to make a smaller one."""
+    plan = as_mha(spec("q8_0"), spec("q4_0"), 64, 16)
+    whole = Device()
+    whole.pool(plan, 3)
+    Pool(plan, 3, whole.empty)
+    kept = []
+    for step in range(len(whole.steps)):
+        device = Device()
+        device.fail_at, device.error = [step], error
+        with pytest.raises(error) as caught:
+            Pool(plan, 3, device.empty)
+        kept.append(caught.value)
+        gc.collect()
+        assert device.live_bytes == 0, step
+    assert len(kept) >= 8
 
 
 @pytest.mark.parametrize("pages", [0, -1, 2.0])

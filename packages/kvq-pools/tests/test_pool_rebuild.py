@@ -284,6 +284,20 @@ def test_memory_of_the_wrong_kind_is_a_failure_like_any_other() -> None:
     [
         ({"num_pages": 0}, "num_pages"),
         ({"num_pages": 2.0}, "num_pages"),
+        ({"plan": "mha"}, "plan must be a PoolPlan, or None .*, got 'mha'"),
+        ({"plan": [QSA]}, "plan must be a PoolPlan"),
+        ({"plan": 0}, "plan must be a PoolPlan"),
+        ({"live": [("full", [0])]}, r"live must be a mapping, got \[\('full'"),
+        ({"live": "full"}, "live must be a mapping, got 'full'"),
+        ({"live": {"full": None}}, "live: tier 'full': pages must be a list of ints, got None"),
+        ({"live": {"full": 3}}, "live: tier 'full': pages must be a list of ints, got 3"),
+        ({"live": {"full": "01"}}, "page must be an int of at least 0, got '0'"),
+        ({"live": {None: [0]}}, "live: no tier None"),
+        ({"keep": [0, 1]}, r"keep must be a mapping, got \[0, 1\]"),
+        ({"keep": {"full": [0, 1]}}, r"keep: tier 'full' must be a mapping, got \[0, 1\]"),
+        ({"keep": {"full": None}}, "keep: tier 'full' must be a mapping, got None"),
+        ({"keep": {"full": {0: None}}}, "page must be an int of at least 0, got None"),
+        ({"keep": {"full": {True: 1}}}, "page must be an int of at least 0, got True"),
         ({"live": {"full": [5]}}, r"live: tier 'full' has pages 0 … 4, got 5"),
         ({"live": {"full": [-1]}}, "page must be an int of at least 0, got -1"),
         ({"live": {"full": [np.int32(1)]}}, "page must be an int"),
@@ -313,6 +327,20 @@ def test_what_cannot_be_is_rejected_before_anything_is_touched(
     assert device.steps == device.freed == []
     for tier, old in before.items():
         assert all(map(np.array_equal, planes(pool, tier), old))
+
+
+@pytest.mark.parametrize("once", [iter, lambda pages: (page for page in pages)])
+def test_pages_that_can_be_read_only_once_come_back_too(once: Any) -> None:
+    trial, device = Device(), Device()
+    trial.pool(hybrid(), 5).rebuild(9, live={"full": [0, 1, 3]})
+    pool = device.pool(hybrid(), 5)
+    scribble(pool)
+    before = {page: page_bytes(pool, "full", page) for page in (0, 1, 3)}
+    device.steps.clear()
+    device.fail_at = [trial.steps.index("allocate")]
+    with pytest.raises(RebuildFailed):
+        pool.rebuild(9, live={"full": once([0, 1, 3])})
+    assert {page: page_bytes(pool, "full", page) for page in before} == before
 
 
 def test_a_tier_with_another_window_keeps_nothing_though_its_rows_are_alike() -> None:

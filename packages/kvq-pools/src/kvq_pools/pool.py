@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -59,7 +60,12 @@ class Pool:
         self._empty, self._to_host, self._on_free = empty, to_host, on_free
         self._buffers: dict[str, list[Array]] = {}  # tier → one a plane of each slab
         self._views: dict[tuple[str, int], Encoded] = {}
-        self._allocate(plan, num_pages)
+        try:
+            self._allocate(plan, num_pages)
+        except BaseException as error:
+            _let_go(error)
+            self._drop()
+            raise
 
     @property
     def nbytes(self) -> int:
@@ -122,11 +128,14 @@ class Pool:
         A KeyboardInterrupt on its way is raised again once everything is as before.
         """
         self._check_usable()
-        after = self.plan if plan is None else plan
+        after = plan_after(self.plan, plan)
         whole_number("num_pages", num_pages, 1, RebuildRejected)
-        keep = {} if keep is None else keep
-        held = self._held({} if live is None else live, keep)
-        self._check_keep(after, num_pages, keep)
+        moves = {
+            name: dict(_named(f"keep: tier {name!r}", pages))
+            for name, pages in _named("keep", {} if keep is None else keep).items()
+        }
+        held = self._held({} if live is None else live, moves)
+        self._check_keep(after, num_pages, moves)
         try:
             staged = {t: stage(self._buffers[t], held[t], self._to_host) for t in held}
         except BaseException as error:
@@ -140,7 +149,7 @@ class Pool:
         before = self.plan, self.num_pages
         goal = f"{num_pages} pages of {after.page_bytes:,} bytes"
         try:
-            self._replace(after, num_pages, staged, keep, f"a rebuild to {goal} was interrupted")
+            self._replace(after, num_pages, staged, moves, f"a rebuild to {goal} was interrupted")
         except BaseException as error:
             _let_go(error)
             reason = f"a rebuild to {goal} failed ({error!r}), and so did the way back"
@@ -212,10 +221,11 @@ class Pool:
         """Pages of each tier that a rebuild must not lose until it is done."""
         held: dict[str, set[int]] = {}
         for what, given in (("live", live), ("keep", keep)):
-            for name, pages in given.items():
+            for name, pages in _named(what, given).items():
                 limit = _tier(self.plan, name, what).pages(self.num_pages)
-                _check_pages(f"{what}: tier {name!r}", pages, limit, RebuildRejected)
-                held.setdefault(name, set()).update(pages)
+                held.setdefault(name, set()).update(
+                    _check_pages(f"{what}: tier {name!r}", pages, limit, RebuildRejected)
+                )
         return held
 
     def _check_keep(
@@ -258,7 +268,25 @@ def _tier(plan: PoolPlan, name: str, what: str) -> Tier:
         raise RebuildRejected(f"{what}: {error.args[0]}") from None
 
 
-def _check_pages(what: str, pages: Iterable[int], limit: int, error: type[ValueError]) -> None:
-    for page in pages:
+def plan_after(now: PoolPlan, plan: PoolPlan | None) -> PoolPlan:
+    """The plan of a rebuild, None = as now; `RebuildRejected` for what is no plan."""
+    if plan is not None and not isinstance(plan, PoolPlan):
+        raise RebuildRejected(f"plan must be a PoolPlan, or None for the one as now, got {plan!r}")
+    return now if plan is None else plan
+
+
+def _named(what: str, given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise RebuildRejected(f"{what} must be a mapping, got {given!r}")
+    return given
+
+
+def _check_pages(what: str, pages: Iterable[int], limit: int, error: type[ValueError]) -> list[int]:
+    """The pages as a list: what they come from may be read only once."""
+    if not isinstance(pages, Iterable):
+        raise error(f"{what}: pages must be a list of ints, got {pages!r}")
+    named = list(pages)
+    for page in named:
         if whole_number(f"{what}: a page", page, 0, error) >= limit:
             raise error(f"{what} has pages 0 … {limit - 1}, got {page}")
+    return named
