@@ -46,7 +46,7 @@ class Node:
     Attributes
     ----------
     key : `chain` of the parent's key and `tokens`
-    parent : None at a root, which stands for no tokens
+    parent : None at a `Root`
     tokens : uint32 bytes; a node with fewer than a page of them has no children
     pages : one per position tier, -1 where the cache holds none
     children : a first token's bytes → the newest child that begins with it
@@ -114,3 +114,13 @@ class Node:
         if self.older is not None:
             self.older.newer = self.newer
         self.older = self.newer = None
+
+
+class Root(Node):
+    """No tokens, of an adapter: the parent of the first pages."""
+
+    __slots__ = ("adapter",)
+
+    def __init__(self, plan: PoolPlan, namespace: str, adapter: str) -> None:
+        super().__init__(root_key(plan, namespace, adapter), None, b"", [])
+        self.adapter = adapter

@@ -234,21 +234,23 @@ class SequencePages:
         tables = [self.tables[tier] for tier in tree.tiers]
         step = self._space.plan.page_tokens * TOKEN_BYTES
         tree.tick()
-        while len(data) >= step:
+        done = 0
+        while len(data) - done >= step:
             index = len(self._path)
             parent = self._path[-1] if self._path else None
-            node = tree.add(parent, self.adapter, data[:step], [table[index] for table in tables])
+            page = data[done : done + step]
+            node = tree.add(parent, self.adapter, page, [table[index] for table in tables])
             if node is None:
                 self._loose = None
                 return
             self._path.append(node)
-            data = data[step:]
+            done += step
             for number, table in enumerate(tables):
                 mine, theirs = table[index], node.pages[number]
                 if mine not in (theirs, NO_PAGE) and theirs != NO_PAGE:
                     table[index] = tree.pin(node, number)
                     tree.release(number, [mine])
-        self._loose = data
+        self._loose = data[done:]
 
     def _missing(self, num_tokens: int) -> dict[str, int]:
         """Pages to add in each tier to reach `num_tokens`."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from kvq_pools.lru import Leaves, LetGo
-from kvq_pools.nodes import Node, chain, root_key
+from kvq_pools.nodes import Node, Root, chain
 from kvq_pools.pages import NO_PAGE, PageAllocator
 from kvq_pools.plan import PoolPlan
 from kvq_pools.window import first_visible
@@ -26,7 +26,7 @@ class PrefixTree:
     ----------
     tiers, allocators : of positions; tiers are numbers here, indices of these
     windows : tier → window, where there is one
-    nodes : key → node; roots: adapter → node
+    nodes : key → node; roots: adapter → root, where it has children
     unheld : nodes without holders
     version : changes whenever something is dropped
     """
@@ -49,7 +49,7 @@ class PrefixTree:
     def reset(self) -> None:
         """Be empty, whatever the allocators say."""
         self.version += 1
-        self.roots: dict[str, Node] = {}
+        self.roots: dict[str, Root] = {}
         self.nodes: dict[bytes, Node] = {}
         self.unheld = 0
         self.leaves = Leaves()
@@ -150,7 +150,7 @@ class PrefixTree:
         key = chain(parent.key, tokens)
         node = self.nodes.get(key)
         if node is None:
-            node = self._make(key, parent, adapter, tokens, pages)
+            node = self._make(key, parent, tokens, pages)
         elif node.parent is not parent or node.tokens != tokens:
             return None
         else:
@@ -172,22 +172,19 @@ class PrefixTree:
                 return
         key = chain(parent.key, tokens)
         if key not in self.nodes:
-            self.settle(self._make(key, parent, adapter, tokens, pages))
+            self.settle(self._make(key, parent, tokens, pages))
 
-    def _root(self, adapter: str) -> Node:
-        root = self.roots.get(adapter)
-        return root or Node(root_key(self.plan, self.namespace, adapter), None, b"", [])
+    def _root(self, adapter: str) -> Root:
+        return self.roots.get(adapter) or Root(self.plan, self.namespace, adapter)
 
-    def _make(
-        self, key: bytes, parent: Node, adapter: str, tokens: bytes, pages: list[int]
-    ) -> Node:
+    def _make(self, key: bytes, parent: Node, tokens: bytes, pages: list[int]) -> Node:
         """A new node that owns those pages, in place of partly filled ones that it contains."""
         for other in list(self.recent(parent, tokens)):
             contained = len(other.tokens) < len(tokens) and tokens.startswith(other.tokens)
             if contained and not other.holders and _covers(pages, other.pages):
                 self._drop(other)
-        if parent.parent is None:
-            self.roots[adapter] = parent
+        if isinstance(parent, Root):
+            self.roots[parent.adapter] = parent
         node = Node(key, parent, tokens, [NO_PAGE] * len(pages))
         node.used = self.clock
         node.link()
@@ -239,9 +236,9 @@ class PrefixTree:
             self.unheld -= 1
             parent = node.parent
             assert parent is not None
-            if parent.parent is None:
+            if isinstance(parent, Root):
                 if not parent.children:
-                    self.roots = {a: root for a, root in self.roots.items() if root is not parent}
+                    del self.roots[parent.adapter]
                 return
             if parent.children or parent.holders:
                 return
