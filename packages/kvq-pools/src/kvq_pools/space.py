@@ -161,15 +161,22 @@ class CacheSpace:
             )
         claims = dict(zip(self._tree.tiers, claimed(self._tree, hit), strict=True))
         promises = list(promised)
+        for sequence, _ in promises:
+            self._check_mine(sequence)
         for tier in self._tiers():
             most = self._most_pages(tier, num_tokens, step_tokens)
             if tier.scope == "position":
                 new = pages_for_tokens(num_tokens, self.plan.page_tokens) - len(hit.nodes)
                 # a window page that is let go may be had again, a shared one of others may not
                 needed = new + claims[tier.name]
-                most = needed if tier.window is None else min(most, needed)
+                if tier.window is None:
+                    most = needed
+                else:  # those promised count on their pages again, which the hit holds on to
+                    kept = self._seen(tier, hit)
+                    lent = sum(len(kept & self._alone(sequence, tier)) for sequence, _ in promises)
+                    most = min(most, needed + lent)
             for sequence, length in promises:
-                most += self._still_needed(sequence, tier, length, step_tokens, hit)
+                most += self._still_needed(sequence, tier, length, step_tokens)
             if most > self.num_free(tier.name):
                 return False
         return True
@@ -227,30 +234,26 @@ class CacheSpace:
         return min(pages, most)
 
     def _still_needed(
-        self,
-        sequence: SequencePages,
-        tier: Tier,
-        num_tokens: int,
-        step_tokens: int,
-        hit: PrefixHit,
+        self, sequence: SequencePages, tier: Tier, num_tokens: int, step_tokens: int
     ) -> int:
-        """Most pages beside those it has that a sequence needs to reach that length.
-
-        Of a window, those that it alone has serve it again; those of the hit it will share.
-        """
-        self._check_mine(sequence)
+        """Most pages beside those it has that a sequence needs to reach that length."""
         missing = sequence._missing(num_tokens)[tier.name]
         if tier.window is None:
             return missing
+        most = self._most_pages(tier, num_tokens, step_tokens)
+        return min(missing, max(0, most - len(self._alone(sequence, tier))))
+
+    def _alone(self, sequence: SequencePages, tier: Tier) -> set[int]:
+        """Pages of a window that no other sequence has: they can be had again."""
         owners = self._allocators[tier.name].owners
+        cached = self._tree.window_nodes[self._tree.tiers.index(tier.name)]
+        return {p for p in sequence._held(tier.name) if owners(p) == 1 + (p in cached)}
+
+    def _seen(self, tier: Tier, hit: PrefixHit) -> set[int]:
+        """Pages of a tier that who takes the hit holds."""
         number = self._tree.tiers.index(tier.name)
-        cached = self._tree.window_nodes[number]
-        shared = {node.pages[number] for node in hit.nodes}
-        alone = sum(
-            owners(page) == 1 + (page in cached) and page not in shared
-            for page in sequence._held(tier.name)
-        )
-        return min(missing, max(0, self._most_pages(tier, num_tokens, step_tokens) - alone))
+        first = self._tree.first_page(number, hit.num_tokens)
+        return {node.pages[number] for node in hit.nodes[first:]}
 
     def _check_mine(self, sequence: SequencePages) -> None:
         if sequence not in self._sequences:
