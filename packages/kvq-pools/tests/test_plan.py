@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pool_cases import HEAD_DIMS, PRICES, spec
 
+import kvq_codecs
 from kvq_codecs import RowError
 from kvq_pools import PageError, PlanError, PoolPlan, Slab, Tier, mha
+from kvq_pools.nodes import root_key
 
 GIB = 2**30
 
@@ -177,13 +182,25 @@ def test_lookups_by_name_and_layer() -> None:
         ({"heads": 0}, "heads"),
         ({"heads": 2.0}, "heads"),
         ({"slots_per_row": 0}, "slots_per_row"),
-        ({"dim": 0}, "head_dim"),
-        ({"dim": -64}, "head_dim"),
+        ({"dim": 0}, "dim"),
+        ({"dim": -64}, "dim"),
+        ({"dim": True}, "dim must be an int"),
+        ({"dim": 64.0}, "dim must be an int"),
+        ({"dim": np.int64(64)}, r"dim must be an int of at least 1, got np.int64\(64\)"),
+        ({"name": 5}, "name, a str that is not empty, got 5"),
+        ({"name": None}, "name"),
+        ({"layers": 3}, "layers must be a tuple of int, got 3"),
+        ({"layers": "01"}, "layers must be a tuple of int, got '01'"),
+        ({"layers": {0: 1}}, "layers must be a tuple of int"),
+        ({"layers": None}, "layers must be a tuple of int"),
+        ({"layers": [np.int64(1)]}, "layers must be a tuple of int"),
+        ({"layers": [True]}, "layer id"),
+        ({"spec": kvq_codecs.get("q8_0")}, "layout must be a kvq_codecs.Spec"),
     ],
 )
 def test_slabs_that_cannot_be(change: dict[str, object], words: str) -> None:
     good = {"name": "k", "spec": spec("q8_0"), "layers": (0,), "heads": 1, "dim": 64}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(PlanError, match=words):
         Slab(**(good | change))  # type: ignore[arg-type]
 
 
@@ -193,6 +210,13 @@ def test_tiers_and_plans_that_cannot_be() -> None:
     shared = Tier("full", (Slab("index_k", spec("bf16"), (0,), 1, 64, slots_per_row=4),))
     for words, bad in {
         "at least one slab": lambda: Tier("full", ()),
+        "a tier needs a name, .* got ''": lambda: Tier("", (k,)),
+        "a tier needs a name, .* got 7": lambda: Tier(7, (k,)),  # type: ignore[arg-type]
+        "slabs must be a tuple of Slab, got Slab": lambda: Tier("full", k),  # type: ignore[arg-type]
+        "slabs must be a tuple of Slab, got 'k'": lambda: Tier("full", ("k",)),  # type: ignore[arg-type]
+        "tiers must be a tuple of Tier, got Tier": lambda: PoolPlan(16, full),  # type: ignore[arg-type]
+        "tiers must be a tuple of Tier, got Slab": lambda: PoolPlan(16, (full, k)),  # type: ignore[arg-type]
+        "tiers must be a tuple of Tier, got None": lambda: PoolPlan(16, None),  # type: ignore[arg-type]
         "window": lambda: Tier("full", (k,), window=0),
         "fixed_pages": lambda: Tier("full", (k,), fixed_pages=0),
         "page_tokens": lambda: PoolPlan(0, (full,)),
@@ -215,6 +239,19 @@ def test_tiers_and_plans_that_cannot_be() -> None:
     }.items():
         with pytest.raises(PlanError, match=words):
             bad()
+
+
+def test_equal_plans_are_equal_in_every_way_whatever_they_were_made_of() -> None:
+    def plan(kind: Any) -> PoolPlan:
+        slab = Slab("k", spec("q8_0"), kind([0, 1]), 1, 64)
+        return PoolPlan(16, kind([Tier("full", kind([slab]))]))
+
+    assert plan(list) == plan(tuple)
+    assert hash(plan(list)) == hash(plan(tuple))
+    assert repr(plan(list)) == repr(plan(tuple))
+    assert root_key(plan(list), "", "") == root_key(plan(tuple), "", "")
+    layers = Slab("k", spec("q8_0"), range(2), 1, 64).layers  # type: ignore[arg-type]
+    assert layers == (0, 1)
 
 
 @pytest.mark.parametrize("bad", [-1, 1.0, True, None])

@@ -6,8 +6,9 @@ Every byte count in this package comes from `Slab.page_bytes`, which asks the co
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from kvq_codecs import Plane, Spec
 from kvq_pools.errors import PlanError, whole_number
@@ -37,8 +38,9 @@ class Slab:
     slots_per_row: int = 1
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise PlanError("a slab needs a name")
+        _check_name("a slab", self.name)
+        layers = _sequence(f"slab {self.name!r}: layers", self.layers, int)
+        object.__setattr__(self, "layers", layers)
         if not self.layers:
             raise PlanError(f"slab {self.name!r} stores no layer; leave it out or name its layers")
         for layer in self.layers:
@@ -52,7 +54,7 @@ class Slab:
                 f"slab {self.name!r}: the layout must be a kvq_codecs.Spec, got {self.spec!r}; "
                 "kvq_codecs.get(name).spec is a codec's"
             )
-        self.spec.check(self.dim)
+        self.spec.check(whole_number(f"slab {self.name!r}: dim", self.dim, 1, PlanError))
 
     def dense(self, layer: int) -> int:
         """Index of a global layer id along the buffers' first axis; KeyError if unmapped."""
@@ -100,8 +102,11 @@ class Tier:
     page_slots: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.name or not self.slabs:
-            raise PlanError(f"tier {self.name!r} needs a name and at least one slab")
+        _check_name("a tier", self.name)
+        slabs = _sequence(f"tier {self.name!r}: slabs", self.slabs, Slab)
+        object.__setattr__(self, "slabs", slabs)
+        if not self.slabs:
+            raise PlanError(f"tier {self.name!r} needs at least one slab")
         if self.window is not None:
             whole_number(f"tier {self.name!r}: window", self.window, 1, PlanError)
         if self.fixed_pages is not None:
@@ -156,6 +161,7 @@ class PoolPlan:
 
     def __post_init__(self) -> None:
         whole_number("page_tokens", self.page_tokens, 1, PlanError)
+        object.__setattr__(self, "tiers", _sequence("tiers", self.tiers, Tier))
         names = [tier.name for tier in self.tiers]
         if len(set(names)) < len(names):
             raise PlanError(f"tiers need different names, got {names}")
@@ -252,3 +258,18 @@ class PoolPlan:
             raise KeyError(f"no slab {name!r}; the plan has {known}")
         stored = sorted(n for slab in named for n in slab.layers)
         raise KeyError(f"no slab {name!r} stores layer {layer}; layers {stored} are stored")
+
+
+def _check_name(what: str, name: object) -> None:
+    if type(name) is not str or not name:
+        raise PlanError(f"{what} needs a name, a str that is not empty, got {name!r}")
+
+
+def _sequence(what: str, given: object, kind: type) -> tuple[Any, ...]:
+    """A sequence as a tuple: equal plans are then equal in every way, and can be hashed."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise PlanError(f"{what} must be a tuple of {kind.__name__}, got {given!r}")
+    for item in given:
+        if not isinstance(item, kind):
+            raise PlanError(f"{what} must be a tuple of {kind.__name__}, got {item!r} in it")
+    return tuple(given)
