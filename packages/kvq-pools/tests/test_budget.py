@@ -141,6 +141,11 @@ def test_sizes_that_cannot_be_obeyed(asked: dict[str, Any], words: str) -> None:
         ({"memory_ratio": 0}, "memory_ratio"),
         ({"memory_ratio": 1.01}, "memory_ratio"),
         ({"memory_ratio": float("nan")}, "memory_ratio"),
+        ({"memory_ratio": "0.9"}, "memory_ratio must be a number .*, got '0.9'"),
+        ({"memory_ratio": True}, "memory_ratio must be a number .*, got True"),
+        ({"memory_ratio": None}, "memory_ratio must be a number .*, got None"),
+        ({"memory_ratio": [0.9]}, "memory_ratio must be a number"),
+        ({"memory_ratio": 0.9j}, "memory_ratio must be a number"),
         ({"free_before_bytes": -1}, "free_before_bytes"),
         ({"free_after_bytes": 1.5}, "free_after_bytes"),
         ({"workspace_bytes": None}, "workspace_bytes"),
@@ -151,6 +156,14 @@ def test_budgets_that_cannot_be(change: dict[str, Any], words: str) -> None:
     good = {"free_before_bytes": GB, "free_after_bytes": GB, "memory_ratio": 0.9}
     with pytest.raises(BudgetError, match=words):
         Budget(**(good | change))
+
+
+def test_one_page_is_obeyed_and_never_chosen() -> None:
+    plan = plan_of()
+    room = Budget(plan.nbytes(1), plan.nbytes(1), 1)
+    assert room.obey(plan, num_pages=1) == room.obey(plan, num_tokens=plan.page_tokens) == 1
+    with pytest.raises(BudgetError, match="the smallest cache needs"):
+        room.pages(plan)
 
 
 def test_the_smallest_rank_decides() -> None:

@@ -32,10 +32,10 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("free_before", "free_after", "other_pools", "workspace"):
             whole_number(f"{name}_bytes", getattr(self, f"{name}_bytes"), 0, BudgetError)
-        if not 0 < self.memory_ratio <= 1:
-            raise BudgetError(
-                f"memory_ratio must be above 0 and at most 1, got {self.memory_ratio}"
-            )
+        ratio: object = self.memory_ratio
+        number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if not number or not 0 < self.memory_ratio <= 1:
+            raise BudgetError(f"memory_ratio must be a number above 0 and at most 1, got {ratio!r}")
 
     @property
     def weights_bytes(self) -> int:
@@ -81,6 +81,7 @@ class Budget:
         """The pages that a user asked for, exactly; `BudgetError` when `largest_bytes` is less.
 
         Exactly one of num_tokens (a multiple of the plan's page_tokens) and num_pages is given.
+        One page will do: the two that `pages` insists on bind a size that nobody named.
         """
         if (num_tokens is None) == (num_pages is None):
             raise BudgetError(
