@@ -51,6 +51,7 @@ def test_cache_dtypes_that_are_refused_name_the_given_and_the_allowed(text):
         parse_cache_dtype(text)
     assert repr(text) in str(refused.value)
     assert all(name in str(refused.value) for name in kvq_codecs.names())
+    assert "LAYERS:FORMAT" in str(refused.value)
 
 
 def test_a_codec_wider_than_the_head_is_refused_with_those_that_fit():
@@ -121,18 +122,21 @@ def test_formats_by_layer_that_are_understood(text, by_layer):
     ("text", "complaint"),
     [
         ("0-1:bf16,3:q4_0", "layer 2 has no format"),
-        ("1-2:bf16", "layer 0, 3 has no format"),
+        ("1-2:bf16", "layers 0, 3 have no format"),
         ("0-2:bf16,2-:q4_0", "layer 2 is named twice"),
-        ("0-:bf16,1-2:q4_0", "layer 1-2 is named twice"),
+        ("0-:bf16,1-2:q4_0", "layers 1-2 are named twice"),
         ("0-4:bf16", "0-4 is not within the model's layers, 0-3"),
         ("4:bf16,0-3:q4_0", "4 is not within the model's layers, 0-3"),
-        ("2-1:bf16", "2-1 is not within the model's layers"),
+        ("2-1:bf16", "2-1 runs backwards"),
+        ("9-1:bf16", "9-1 is not within the model's layers, 0-3"),
+        (f"0-{9 * '9'}0:bf16", "is no range of layers"),
+        ("0-1:,2-:q4_0", "'0-1:' gives its layers no format"),
         ("-2:bf16", "'-2' is no range of layers"),
         ("x:bf16", "'x' is no range of layers"),
         ("0 1:bf16", "'0 1' is no range of layers"),
         (":bf16", "'' is no range of layers"),
         ("0-:", "give one codec"),
-        ("0-:q5_9", "'q5_9': give one codec"),
+        ("0-:q5_9", "'0-:q5_9': '0-:q5_9' gives its layers no format"),
         ("0-:q4_0,v=q4_0", "give one codec"),
         ("q4_0,0-3:bf16", "'q4_0' names no layers"),
         ("0-1:bf16;2-:q4_0", "give one codec"),
@@ -141,7 +145,16 @@ def test_formats_by_layer_that_are_understood(text, by_layer):
 def test_formats_by_layer_that_are_refused_say_why(text, complaint):
     with pytest.raises(CacheFormatError, match=re.escape(complaint)) as refused:
         parse_layer_dtypes(text, shape(num_layers=4, windows=(None,) * 4))
-    assert "cache dtype" in str(refused.value)
+    said = str(refused.value)
+    assert said.startswith(f"cache dtype {text!r}: ")
+    assert "LAYERS:FORMAT" in said and all(name in said for name in kvq_codecs.names())
+
+
+def test_a_long_text_is_not_echoed_whole():
+    for text in ("x" * 10_000, "0-:" + "x" * 10_000, "y" * 10_000 + ":q4_0"):
+        with pytest.raises(CacheFormatError) as refused:
+            parse_formats(text, shape())
+        assert text[:50] in str(refused.value) and len(str(refused.value)) < 600
 
 
 def test_ranges_may_run_over_layers_without_a_cache_but_not_name_only_such():

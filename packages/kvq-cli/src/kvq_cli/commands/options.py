@@ -162,8 +162,9 @@ CtlCacheDtype = Annotated[
     str | None,
     typer.Option(
         "--kv-cache-dtype",
-        metavar="CODEC|k=CODEC,v=CODEC",
+        metavar="CODEC|k=CODEC,v=CODEC|LAYERS:FORMAT,…",
         help="New format of cached keys and values; running requests are computed again in it. "
+        "Layer by layer: 0-1:bf16,2-:k=q8_0,v=q4_0. "
         "Default: as it is.",
         show_default=False,
     ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from kvq_cli.quoting import quoted
+
 FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 GRAMMAR = "a number, with k (1,000), m, g, ki (1,024), mi or gi after it or nothing"
 
@@ -35,12 +37,12 @@ def parse_bytes(text: str) -> int:
 
 def _parse(text: str, factors: Mapping[str, int], what: str, grammar: str) -> int:
     said = text.strip().replace("_", "").lower()
-    match = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?([a-z]*)", said)
+    match = re.fullmatch(r"([0-9]{1,30})(?:\.([0-9]{1,30}))?([a-z]*)", said)
     if match is None or match[3] not in factors:
-        raise SizeError(f"{text!r} is no number of {what}: {grammar}")
+        raise SizeError(f"{quoted(text)} is no number of {what}: {grammar}")
     whole, decimals = match[1], match[2] or ""
     scale: int = 10 ** len(decimals)
     number, rest = divmod(int(whole + decimals) * factors[match[3]], scale)
     if rest or not number:
-        raise SizeError(f"{text!r} is no whole number of {what} above 0: {grammar}")
+        raise SizeError(f"{quoted(text)} is no whole number of {what} above 0: {grammar}")
     return number

@@ -10,8 +10,12 @@ from itertools import groupby
 import kvq_codecs
 from kvq_cli.config.errors import CacheFormatError
 from kvq_cli.config.geometry import ModelGeometry
+from kvq_cli.quoting import quoted
 
-GRAMMAR = "CODEC, or k=CODEC,v=CODEC, or LAYERS:FORMAT,LAYERS:FORMAT… with LAYERS 3, 0-1 or 2-"
+GRAMMAR = (
+    "give one codec, or k=CODEC,v=CODEC, or layer by layer LAYERS:FORMAT,LAYERS:FORMAT… with "
+    f"LAYERS 3, 0-1 or 2-; codecs are {', '.join(kvq_codecs.names())}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +46,21 @@ Formats = CacheFormat | LayerFormats
 
 def parse_cache_dtype(text: str) -> CacheFormat:
     """`q4_0` or `k=q8_0,v=q4_0` to a `CacheFormat`; `CacheFormatError` says what is allowed."""
-    known = kvq_codecs.names()
+    cache = _format(text)
+    if cache is None:
+        raise _refused(text, "it is no format")
+    return cache
+
+
+def _format(text: str) -> CacheFormat | None:
     fields = [field.strip() for field in text.split(",")]
     if len(fields) == 1 and "=" not in text:
         sides = {"k": fields[0], "v": fields[0]}
     else:
         parts = [field.partition("=") for field in fields]
         sides = {side.strip(): codec.strip() for side, _, codec in parts} if len(parts) == 2 else {}
-    if sides.keys() != {"k", "v"} or not set(sides.values()) <= set(known):
-        raise CacheFormatError(
-            f"cache dtype {text!r}: give one codec, or k=CODEC,v=CODEC, "
-            f"with codecs from {', '.join(known)}"
-        )
+    if sides.keys() != {"k", "v"} or not set(sides.values()) <= set(kvq_codecs.names()):
+        return None
     return CacheFormat(**sides)
 
 
@@ -73,23 +80,25 @@ def parse_layer_dtypes(text: str, model: ModelGeometry) -> LayerFormats:
     for entry in re.split(r",(?=[^,]*:)", text):
         layers, colon, format_ = entry.partition(":")
         if not colon:
-            raise CacheFormatError(f"cache dtype {text!r}: {entry!r} names no layers; {GRAMMAR}")
-        cache = parse_cache_dtype(format_)
+            raise _refused(text, f"{quoted(entry)} names no layers")
+        cache = _format(format_)
+        if cache is None:
+            raise _refused(text, f"{quoted(entry)} gives its layers no format that is known")
         ids = [layer for layer in _range(layers, text, model) if layer in model.cached_layers]
         if not ids:
-            raise CacheFormatError(
-                f"cache dtype {text!r}: no layer of {layers.strip()} has a cache in this "
-                f"{model.model_type} model; layers {_span(model.cached_layers)} have"
+            raise _refused(
+                text,
+                f"no layer of {layers.strip()} has a cache in this {model.model_type} model, "
+                f"{_layers(model.cached_layers, 'has', 'have')}",
             )
         if twice := sorted(found.keys() & set(ids)):
-            raise CacheFormatError(
-                f"cache dtype {text!r}: layer {_span(twice)} is named twice; name it once"
-            )
+            raise _refused(text, f"{_layers(twice, 'is', 'are')} named twice")
         found |= dict.fromkeys(ids, cache)
     if missing := sorted(set(model.cached_layers) - found.keys()):
-        raise CacheFormatError(
-            f"cache dtype {text!r}: layer {_span(missing)} has no format; each of the model's "
-            f"cached layers ({_span(model.cached_layers)}) needs one"
+        raise _refused(
+            text,
+            f"{_layers(missing, 'has', 'have')} no format and each of the model's cached layers "
+            f"({_span(model.cached_layers)}) needs one",
         )
     return LayerFormats(found)
 
@@ -152,17 +161,27 @@ def _check_rows(model: ModelGeometry, name: str, what: str, dim: int) -> None:
 
 
 def _range(layers: str, text: str, model: ModelGeometry) -> range:
-    match = re.fullmatch(r"\s*(\d+)\s*(-)?\s*(\d+)?\s*", layers)
+    match = re.fullmatch(r"\s*([0-9]{1,9})\s*(-)?\s*([0-9]{1,9})?\s*", layers)
     if match is None or (match[3] and not match[2]):
-        raise CacheFormatError(f"cache dtype {text!r}: {layers!r} is no range of layers; {GRAMMAR}")
+        raise _refused(text, f"{quoted(layers)} is no range of layers")
     first = int(match[1])
     last = int(match[3]) if match[3] else model.num_layers - 1 if match[2] else first
-    if last >= model.num_layers or first > last:
-        raise CacheFormatError(
-            f"cache dtype {text!r}: {layers.strip()} is not within the model's layers, "
-            f"0-{model.num_layers - 1}"
+    if max(first, last) >= model.num_layers:
+        raise _refused(
+            text, f"{layers.strip()} is not within the model's layers, 0-{model.num_layers - 1}"
         )
+    if first > last:
+        raise _refused(text, f"{layers.strip()} runs backwards")
     return range(first, last + 1)
+
+
+def _refused(text: str, reason: str) -> CacheFormatError:
+    return CacheFormatError(f"cache dtype {quoted(text)}: {reason}; {GRAMMAR}")
+
+
+def _layers(layers: tuple[int, ...] | list[int], one: str, several: str) -> str:
+    """Layers and the verb after them."""
+    return f"layer {layers[0]} {one}" if len(layers) == 1 else f"layers {_span(layers)} {several}"
 
 
 def _span(layers: tuple[int, ...] | list[int]) -> str:

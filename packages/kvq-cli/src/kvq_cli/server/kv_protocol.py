@@ -16,7 +16,13 @@ class RebuildRequest(Body):
     """Body of POST /v1/kv/rebuild; what is left out stays as it is."""
 
     num_tokens: Annotated[Count | None, Field(description="a multiple of page_tokens")] = None
-    kv_cache_dtype: Annotated[Text | None, Field(description="CODEC or k=CODEC,v=CODEC")] = None
+    kv_cache_dtype: Annotated[
+        Text | None,
+        Field(
+            description="CODEC or k=CODEC,v=CODEC, or layer by layer LAYERS:FORMAT,…: "
+            "0-1:bf16,2-:k=q8_0,v=q4_0"
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> RebuildRequest:
