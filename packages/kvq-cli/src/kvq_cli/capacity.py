@@ -72,12 +72,13 @@ class Pages:
     Attributes
     ----------
     page_tokens : tokens of a page
-    waste : share of the slots of a request's pages that no later query reads, by its length
+    waste : share of the slots of a request's pages that no later query reads, by its length;
+        None where the model has fewer positions
     """
 
     tier: str
     page_tokens: int
-    waste: dict[int, float]
+    waste: dict[int, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,12 @@ class Planner:
             Pages(
                 tier.name,
                 plan.page_tokens,
-                {n: _waste(n, tier.window, plan.page_tokens) for n in self.lengths},
+                {
+                    n: _waste(n, tier.window, plan.page_tokens)
+                    if n <= self.limits.context
+                    else None
+                    for n in self.lengths
+                },
             )
             for tier in plan.tiers
             if tier.scope == "position"

@@ -168,7 +168,7 @@ def test_a_family_that_is_not_served_says_so(config):
         (["--budget", "8GiB", "--lengths", "8q"], "'8q' is no number of tokens"),
         (["--budget", "8GiB", "--tp", "3"], "neither be divided among 3 ranks"),
         (["--budget", "8GiB", "--kv-cache-dtype", "q5"], "cache dtype 'q5'"),
-        (["--budget", "8GiB", "--kv-cache-dtype", "0-3:q4_0"], "layer 4-31 has no format"),
+        (["--budget", "8GiB", "--kv-cache-dtype", "0-3:q4_0"], "layers 4-31 have no format"),
         (["--budget", "8GiB", "--workspace", "x"], "'x' is no number of bytes"),
         (["--budget", "8GiB", "--plot", "/no/such/place.svg"], "cannot be written"),
         (["--budget", "8GiB", "--page-tokens", "0"], "page-tokens"),
@@ -195,6 +195,28 @@ def test_wrong_input_ends_with_a_message_and_code_2(config, arguments, complaint
         ('{"model_type": "qwen2", "layer_types": ["full_attention"]}', "names 1 layers"),
         ('{"model_type": "glm_moe_dsa", "indexer_types": ["shared"]}', "indexer_types must say"),
         ('{"model_type": "qwen4_exp"}', "needs indexer_head_dim"),
+        ('{"a": ' * 100_000, "nested too deeply"),
+        ('{"model_type": "gemma3", "text_config": "x"}', "text_config must be an object"),
+        ('{"model_type": "gemma3", "text_config": null}', "got null"),
+        ('{"model_type": "gemma4_text", "per_layer_config": {"5": 1}}', "per_layer_config must"),
+        ('{"model_type": "gemma4_text", "per_layer_config": [1]}', "per_layer_config must"),
+        (
+            '{"model_type": "gemma4_text", "per_layer_config": {"5": {"head_dim": "x"}}}',
+            'head_dim must be a whole number ≥ 1, got "x"',
+        ),
+        (
+            '{"model_type": "gemma4_text", "per_layer_config": {"5": {"head_dim": 64}, "11": {}}}',
+            "one shape is supported",
+        ),
+        ('{"model_type": "gemma4_text", "num_kv_shared_layers": -1}', "number ≥ 0, got -1"),
+        ('{"model_type": "gemma4_text", "num_kv_shared_layers": 30}', "less than the 30 layers"),
+        ('{"model_type": "qwen3", "layer_types": "full_attention"}', "must be a list"),
+        ('{"model_type": "llama", "intermediate_size": true}', "intermediate_size must be"),
+        ('{"model_type": "llama", "intermediate_size": "x"}', 'number ≥ 0, got "x"'),
+        ('{"model_type": "llama", "max_position_embeddings": 1e99}', "got 1e+99"),
+        ('{"model_type": "llama", "num_attention_heads": 5000}', "num_attention_heads 5000"),
+        (f'{{"model_type": "llama", "num_attention_heads": {10**30}}}', "num_attention_heads must"),
+        ('{"model_type": "llama", "num_hidden_layers": 10001}', "at most 10,000, got 10001"),
     ],
 )
 def test_a_config_that_is_wrong_is_named(tmp_path, text, complaint):
@@ -202,6 +224,57 @@ def test_a_config_that_is_wrong_is_named(tmp_path, text, complaint):
     path.write_text(text)
     done = plan("--config", str(path), "--budget", "8GiB")
     assert done.exit_code == 2 and complaint in " ".join(done.stderr.split())
+
+
+def test_a_mark_at_the_beginning_of_a_config_is_no_matter(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["llama-3.1-8b"]), encoding="utf-8-sig")
+    assert planned("--config", str(path), "--budget", "8GiB")["notes"] == []
+
+
+def test_what_a_config_is_silent_on_is_said(tmp_path, config):
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "hidden_size": 2048}')
+    note = "taken from the family's defaults: num_hidden_layers 32, num_attention_heads 32"
+    assert planned("--config", str(path), "--budget", "8GiB")["notes"] == [
+        f"not in this config, {note}"
+    ]
+    assert note in plan("--config", str(path), "--budget", "8GiB").stdout
+    multimodal = config("gemma-3-4b", text_config=CONFIGS["llama-3.1-8b"])
+    assert planned("--config", multimodal, "--budget", "8GiB")["notes"] == []
+
+
+def test_a_config_and_a_directory_in_each_others_place_say_where_they_belong(config, tmp_path):
+    done = plan(config("llama-3.1-8b"), "--budget", "8GiB")
+    assert done.exit_code == 2 and "give it with --config" in done.stderr
+    done = plan("--config", str(tmp_path), "--budget", "8GiB")
+    assert done.exit_code == 2 and "without --config" in done.stderr
+
+
+def test_lengths_beyond_the_model_waste_nothing(config):
+    found = planned("--config", config("llama-3.1-8b"), "--budget", "16GiB", "--lengths", "8k,1m")
+    assert found["pages"][0]["waste"] == {"8000": 0.0, "1000000": None}
+
+
+def test_a_name_steers_no_terminal_and_breaks_no_drawing(tmp_path):
+    path, file = tmp_path / "\x1b[31mred\x07.json", tmp_path / "out.svg"
+    path.write_text(json.dumps(CONFIGS["llama-3.1-8b"]))
+    done = plan("--config", str(path), "--budget", "8GiB", "--plot", str(file))
+    assert done.exit_code == 0 and "red" in done.stdout
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout
+    ET.fromstring(file.read_text())
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_reader_that_leaves_is_no_error(config, more):
+    command = [sys.executable, "-m", "kvq_cli", "plan", "--budget", "8GiB", *more]
+    with subprocess.Popen(
+        [*command, "--config", config("llama-3.1-8b")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as running:  # fmt: skip
+        assert running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        assert running.stderr.read() == ""
 
 
 def test_models_are_found_as_serve_finds_them_and_need_no_weights(tmp_path):

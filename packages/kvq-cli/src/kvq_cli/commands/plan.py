@@ -33,12 +33,13 @@ def plan(
     from kvq_cli.chart import bar_chart
     from kvq_cli.commands import plan_view
     from kvq_cli.commands.sizes import parse_bytes, parse_lengths
-    from kvq_cli.config import geometry, parse_formats
+    from kvq_cli.config import filled_in, geometry, parse_formats
     from kvq_cli.models.raw_config import find_config, raw_config
     from kvq_cli.sizing import Limits
 
     name, path = find_config(config if config is not None else str(model))
-    shape = geometry(raw_config(path))
+    said = raw_config(path)
+    shape = geometry(said)
     grouped = shape.index is not None and shape.index.ratio > 1
     limits = Limits(
         shape.max_position,
@@ -52,6 +53,7 @@ def plan(
     wanted = [parse_formats(text, shape) for text in kv_cache_dtype or ()]
     formats = {str(each): each for each in (*planner.formats(), *wanted)}
     rows = planner.capacities(formats.values())
+    notes = [*plan_view.assumptions(filled_in(said)), *plan_view.notes(planner, rows)]
     if plot is not None:
         title, *subtitles = plan_view.titles(name, planner)
         try:
@@ -59,6 +61,6 @@ def plan(
         except OSError as error:
             refuse(f"the plot cannot be written to {plot}: {error.strerror}")
     if as_json:
-        print(json.dumps(plan_view.as_json(name, planner, rows), indent=2))
+        print(json.dumps(plan_view.as_json(name, planner, rows, notes), indent=2))
     else:
-        plan_view.show(name, planner, rows)
+        plan_view.show(name, planner, rows, notes)

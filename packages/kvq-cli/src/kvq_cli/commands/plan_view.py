@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kvq_cli.capacity import BASELINE, Capacity, Planner
 from kvq_cli.config import ModelGeometry, UnsupportedModel, check_servable, quality_notes
+from kvq_cli.quoting import printable
 
 LEAST_COLUMNS = 160  # figures are never cut to fit; a narrow terminal wraps whole lines
 
@@ -22,7 +23,7 @@ def titles(name: str, planner: Planner) -> tuple[str, str, str]:
     limits = planner.limits
     ranks = f", on each of {limits.ranks} ranks" if limits.ranks > 1 else ""
     return (
-        f"{name}: tokens of KV cache in {_size(planner.budget_bytes)}{ranks}",
+        f"{printable(name)}: tokens of KV cache in {_size(planner.budget_bytes)}{ranks}",
         describe(planner.model),
         f"pages of {limits.page_tokens} tokens, "
         f"{limits.max_running_requests} running requests, "
@@ -49,8 +50,8 @@ def describe(model: ModelGeometry) -> str:
     return ", ".join([*parts, f"at most {model.max_position:,} positions"])
 
 
-def show(name: str, planner: Planner, rows: Sequence[Capacity]) -> None:
-    """Print what fits, what it costs, and how full pages are."""
+def show(name: str, planner: Planner, rows: Sequence[Capacity], notes: Sequence[str]) -> None:
+    """Print what fits, what it costs, how full pages are, and notes."""
     width = max(LEAST_COLUMNS, get_terminal_size().columns)
     console = Console(highlight=False, width=width)
     title, *subtitles = titles(name, planner)
@@ -63,8 +64,16 @@ def show(name: str, planner: Planner, rows: Sequence[Capacity]) -> None:
     ):
         console.print(Text(f"\n{heading}"), soft_wrap=True)
         console.print(table(planner, rows))
-    for note in notes(planner, rows):
+    for note in notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def assumptions(filled_in: Mapping[str, int]) -> list[str]:
+    """That a config is silent on what was filled in."""
+    if not filled_in:
+        return []
+    said = ", ".join(f"{key} {value:,}" for key, value in filled_in.items())
+    return [f"not in this config, taken from the family's defaults: {said}"]
 
 
 def notes(planner: Planner, rows: Sequence[Capacity]) -> list[str]:
@@ -123,10 +132,7 @@ def _pages(planner: Planner, _: Sequence[Capacity]) -> Table:
     lengths = [f"{length:,}" for length in planner.lengths]
     table = _table(["tier", "page tokens", *lengths])
     for tier in planner.pages():
-        waste = [
-            f"{share:.2%}" if length <= planner.model.max_position else "-"
-            for length, share in tier.waste.items()
-        ]
+        waste = ["-" if share is None else f"{share:.2%}" for share in tier.waste.values()]
         table.add_row(tier.tier, str(tier.page_tokens), *waste)
     return table
 
@@ -138,7 +144,9 @@ def _table(columns: Sequence[str]) -> Table:
     return table
 
 
-def as_json(name: str, planner: Planner, rows: Sequence[Capacity]) -> dict[str, Any]:
+def as_json(
+    name: str, planner: Planner, rows: Sequence[Capacity], notes: Sequence[str]
+) -> dict[str, Any]:
     """The same as data; sizes in bytes."""
     model, limits = planner.model, planner.limits
     bf16 = planner.capacity(BASELINE)
@@ -175,7 +183,7 @@ def as_json(name: str, planner: Planner, rows: Sequence[Capacity]) -> dict[str, 
             }
             for row in rows
         ],
-        "notes": notes(planner, rows),
+        "notes": list(notes),
         "pages": [
             {"tier": tier.tier, "page_tokens": tier.page_tokens, "waste": tier.waste}
             for tier in planner.pages()

@@ -1,7 +1,7 @@
 """What a model and a command line ask of the cache. Hugging Face key names live here only."""
 
 from kvq_cli.config.errors import CacheFormatError, ConfigError, UnsupportedModel
-from kvq_cli.config.families import PLANNED, SERVED, check_servable, geometry, token_ids
+from kvq_cli.config.families import PLANNED, SERVED, check_servable, filled_in, geometry, token_ids
 from kvq_cli.config.formats import (
     CacheFormat,
     Formats,
@@ -36,6 +36,7 @@ __all__ = [
     "check_format",
     "check_servable",
     "distinct",
+    "filled_in",
     "geometry",
     "pages_per_request",
     "parse_cache_dtype",

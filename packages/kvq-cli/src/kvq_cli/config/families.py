@@ -8,7 +8,8 @@ from typing import Any
 from kvq_cli.config.defaults import DEFAULTS
 from kvq_cli.config.errors import ConfigError, UnsupportedModel
 from kvq_cli.config.geometry import ModelGeometry
-from kvq_cli.config.layers import FAMILIES, Keys, whole
+from kvq_cli.config.layers import FAMILIES, Keys, count, whole
+from kvq_cli.quoting import in_json
 
 # Families that `kvq serve` runs: each is compared with transformers' own attention calls.
 SERVED = (
@@ -76,7 +77,7 @@ def _facts(keys: Keys) -> dict[str, Any]:
         "num_layers": whole(keys, "num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": whole(keys, "num_key_value_heads", heads),
-        "head_dim": whole(keys, "head_dim", whole(keys, "hidden_size") // heads),
+        "head_dim": _head_dim(keys, heads),
         "hidden_size": whole(keys, "hidden_size"),
         "vocab_size": whole(keys, "vocab_size"),
         "max_position": whole(keys, "max_position_embeddings"),
@@ -86,6 +87,27 @@ def _facts(keys: Keys) -> dict[str, Any]:
         **_feed_forward(keys),
         **FAMILIES[model_type](keys),
     }
+
+
+def _head_dim(keys: Keys, heads: int) -> int:
+    hidden = whole(keys, "hidden_size")
+    if keys.get("head_dim") is None and heads > hidden:
+        raise ConfigError(
+            f"{keys['model_type']}: num_attention_heads {in_json(heads)} is more than hidden_size "
+            f"{hidden:,}, which the heads divide where no head_dim is given"
+        )
+    return whole(keys, "head_dim", hidden // heads)
+
+
+def filled_in(config: Keys) -> dict[str, int]:
+    """What sizes a cache most and a config is silent on, as its family's defaults have it.
+
+    `config` is one that `geometry` understands.
+    """
+    text = _text_part(config)
+    keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size")
+    defaults = DEFAULTS[text["model_type"]]
+    return {k: defaults[k] for k in keys if k not in text and defaults[k] is not None}
 
 
 def check_servable(model: ModelGeometry) -> None:
@@ -114,7 +136,12 @@ def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
 def _text_part(config: Keys) -> Keys:
     nested = config.get("text_config")
     outer = config.get("model_type")
-    text = nested if isinstance(nested, Mapping) else config
+    if "text_config" in config and not isinstance(nested, Mapping):
+        raise ConfigError(
+            f"{outer}: text_config must be an object with the settings of the text part, "
+            f"got {in_json(nested)}; compare it with the model's own config.json"
+        )
+    text = config if nested is None else nested
     model_type = text.get("model_type") or outer
     if not isinstance(model_type, str):
         raise ConfigError(
@@ -126,11 +153,11 @@ def _text_part(config: Keys) -> Keys:
 
 def _feed_forward(keys: Keys) -> dict[str, int]:
     """Width of the widest feed-forward part, all experts of a token together."""
-    dense = keys.get("intermediate_size") or 0
-    experts = keys.get("num_experts_per_tok") or 0
-    width = keys.get("moe_intermediate_size") or dense
-    shared = keys.get("shared_expert_intermediate_size") or 0
-    shared += (keys.get("n_shared_experts") or 0) * width
+    dense = count(keys, "intermediate_size")
+    experts = count(keys, "num_experts_per_tok")
+    width = count(keys, "moe_intermediate_size") or dense
+    shared = count(keys, "shared_expert_intermediate_size")
+    shared += count(keys, "n_shared_experts") * width
     return {
         "feed_forward": max(dense, experts * width + shared),
         "experts_per_token": experts,

@@ -11,18 +11,34 @@ from typing import Any, Literal
 
 from kvq_cli.config.errors import ConfigError, UnsupportedModel
 from kvq_cli.config.geometry import Index, Latent, State
+from kvq_cli.quoting import in_json
 
 Keys = Mapping[str, Any]
 
 
-def whole(keys: Keys, key: str, default: int | None = None) -> int:
+# A setting beyond these is a slip: no model comes near, and tables have a row for each layer.
+MOST, MOST_OF = 10**12, {"num_hidden_layers": 10_000}
+
+
+def whole(keys: Keys, key: str, default: int | None = None, *, least: int = 1) -> int:
     """A positive integer; `default` stands for null."""
-    value = keys.get(key)
+    value, most = keys.get(key), MOST_OF.get(key, MOST)
     if value is None:
         value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{keys['model_type']}: {key} must be a whole number ≥ 1, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(
+            f"{keys['model_type']}: {key} must be a whole number ≥ {least}, got {in_json(value)}"
+        )
+    if value > most:
+        raise ConfigError(
+            f"{keys['model_type']}: {key} must be at most {most:,}, got {in_json(value)}"
+        )
     return value
+
+
+def count(keys: Keys, key: str) -> int:
+    """A number of things of which there may be none: null and absent are 0."""
+    return whole(keys, key, 0, least=0)
 
 
 def _types(keys: Keys, derived: Callable[[int], str], allowed: Sequence[str]) -> list[str]:
@@ -31,6 +47,11 @@ def _types(keys: Keys, derived: Callable[[int], str], allowed: Sequence[str]) ->
     types = keys.get("layer_types")
     if types is None:
         types = [derived(layer) for layer in range(layers)]
+    if not isinstance(types, list | tuple) or not all(isinstance(kind, str) for kind in types):
+        raise ConfigError(
+            f"{keys['model_type']}: layer_types must be a list with the name of each layer's type, "
+            f"got {in_json(types)}"
+        )
     strange = sorted(set(types) - set(allowed), key=str)
     if strange:
         raise UnsupportedModel(
@@ -109,15 +130,46 @@ def _gemma4(keys: Keys) -> dict[str, Any]:
     full = {"head_dim": whole(keys, "global_head_dim"), "num_key_value_heads": heads}
     if keys.get("attention_k_eq_v") and keys.get("num_global_key_value_heads") is not None:
         full["num_key_value_heads"] = whole(keys, "num_global_key_value_heads")
-    full |= next(iter((keys.get("per_layer_config") or {}).values()), {})
+    full |= _own_heads(keys)
+    sharing = count(keys, "num_kv_shared_layers")
+    if sharing >= layers:
+        raise ConfigError(
+            f"{keys['model_type']}: num_kv_shared_layers must be less than the {layers} layers, "
+            f"got {in_json(sharing)}"
+        )
     return {
         "windows": tuple(windows),
         "num_kv_heads": full["num_key_value_heads"],
         "head_dim": full["head_dim"],
         "window_kv_heads": heads,
         "window_head_dim": whole(keys, "head_dim"),
-        "sharing_layers": tuple(range(layers - keys["num_kv_shared_layers"], layers)),
+        "sharing_layers": tuple(range(layers - sharing, layers)),
     }
+
+
+def _own_heads(keys: Keys) -> dict[str, int]:
+    """What Gemma 4's per_layer_config says of its full layers; one shape for all is supported."""
+    listed = keys.get("per_layer_config") or {}
+    if not isinstance(listed, Mapping) or not all(isinstance(s, Mapping) for s in listed.values()):
+        raise ConfigError(
+            f"{keys['model_type']}: per_layer_config must map layers to their settings, "
+            f"got {in_json(listed)}"
+        )
+    name = {"model_type": keys["model_type"]}
+    shapes = [
+        {
+            key: whole({**settings, **name}, key)
+            for key in ("head_dim", "num_key_value_heads")
+            if key in settings
+        }
+        for settings in listed.values()
+    ]
+    if any(shape != shapes[0] for shape in shapes):
+        raise UnsupportedModel(
+            f"{keys['model_type']}: per_layer_config gives its layers different heads; "
+            f"one shape is supported, got {in_json(listed)}"
+        )
+    return shapes[0] if shapes else {}
 
 
 def _linear(keys: Keys, cached: Sequence[str] = ("full_attention",)) -> dict[str, Any]:

@@ -22,12 +22,16 @@ def raw_config(path: Path) -> dict[str, Any]:
     """
     if path.suffix.lower() == ".gguf":
         return settings(read_gguf(path))
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory; give it as MODEL, without --config")
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is not JSON of a config: it is nested too deeply") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{path} holds a JSON {type(config).__name__}, not an object of settings")
     return config
@@ -50,6 +54,8 @@ def find_config(model: str | Path) -> tuple[str, Path]:
         if not path.is_file():
             raise ConfigError(f"{path.parent} holds no config.json; name the model's directory")
     elif isinstance(model, str):
+        if path.suffix == ".json" and path.is_file():
+            raise ConfigError(f"{model} is a config, not a model; give it with --config {model}")
         source = resolve(model)
         return source.name, source.path
     path = path.resolve()
