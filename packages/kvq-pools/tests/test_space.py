@@ -262,6 +262,17 @@ def test_leaves_are_evicted_first_and_the_least_recently_used_of_them() -> None:
     assert seen == [(4, 6), (4, 4), (4, 2), (2, 2), (0, 0)]
 
 
+def test_a_hit_makes_a_page_young_again() -> None:
+    world = World(plan_of("mha", 2), 2)
+    for tokens in ([1, 1], [2, 2]):
+        world.close(world.run(tokens))
+    world.close(world.open([1, 1, 9]))
+    greedy = world.space.open()
+    greedy.grow(1)
+    assert world.space.lookup([1, 1, 9]).num_tokens == 2
+    assert world.space.lookup([2, 2, 9]).num_tokens == 0
+
+
 def test_eviction_takes_no_more_than_it_must() -> None:
     world = World(plan_of("hybrid_swa", 2, window=4, window_pages=10), 10)
     world.close(world.run(list(range(20)), step=2))

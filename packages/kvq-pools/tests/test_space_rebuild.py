@@ -97,6 +97,22 @@ def test_cached_pages_stay_by_recency_with_their_parents() -> None:
     world.check()
 
 
+@pytest.mark.parametrize(("runs", "pages"), [(True, 2), (False, 3)])
+def test_the_latest_window_pages_stay_those_of_who_is_dropped_among_them(
+    runs: bool, pages: int
+) -> None:
+    """What was dropped is computed again soonest."""
+    world = World(plan_of("all_window", 4, window=9), 16)
+    world.close(world.run(list(range(100, 113)), step=4))
+    running = world.run(list(range(13)), step=4)  # it has 3 pages
+    if not runs:
+        world.close(running)
+    assert len(world.rebuild(pages).dropped) == runs
+    hits = [world.space.lookup(list(range(b, b + 13))).num_tokens for b in (0, 100)]
+    assert hits == [12, 0]
+    world.check()
+
+
 def test_a_page_that_sequences_share_is_kept_once() -> None:
     world = World(plan_of("mha", 4), 40)
     system = list(range(16))
