@@ -284,6 +284,6 @@ TestSpace.settings = settings(max_examples=150, stateful_step_count=40, deadline
 def test_a_hundred_thousand_steps() -> None:
     before = Space.steps
     run_state_machine_as_test(
-        Space, settings=settings(max_examples=2500, stateful_step_count=50, deadline=None)
+        Space, settings=settings(max_examples=3200, stateful_step_count=50, deadline=None)
     )
     assert Space.steps - before >= 100_000
