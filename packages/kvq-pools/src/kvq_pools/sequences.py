@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kvq_pools.errors import IntegrityError, OutOfPages, PageError, whole_number
+from kvq_pools.errors import IntegrityError, PageError, whole_number
 from kvq_pools.nodes import TOKEN_BYTES, Node, token_bytes
 from kvq_pools.pages import NO_PAGE, pages_for_tokens, slots
 from kvq_pools.prefix import PrefixHit
@@ -70,12 +70,8 @@ class SequencePages:
         wanted = self._missing(num_tokens)
         for tier, missing in wanted.items():
             if missing > space.num_free(tier):
-                raise OutOfPages(
-                    missing,
-                    space.num_free(tier),
-                    space._allocators[tier].num_pages,
-                    f" in tier {tier!r} to grow from {self.num_tokens} to {num_tokens} tokens",
-                )
+                goal = f"to grow from {self.num_tokens} to {num_tokens} tokens"
+                raise space._out_of_pages(missing, tier, goal)
         for tier, missing in wanted.items():
             if missing:
                 self.tables[tier] += space._alloc(tier, missing)
@@ -132,7 +128,7 @@ class SequencePages:
         `copy_page`; then nothing was changed.
         """
         self._check_open()
-        space = self._space
+        space, tree = self._space, self._space._tree
         whole, rest = divmod(self.num_computed, space.plan.page_tokens)
         copies = {
             tier: table[whole : whole + 1] if tier in self._kept_from else table
@@ -146,19 +142,18 @@ class SequencePages:
             )
         for tier, pages in copies.items():
             if len(pages) > space.num_free(tier):
-                total = space._allocators[tier].num_pages
-                raise OutOfPages(1, space.num_free(tier), total, f" in tier {tier!r} to fork")
+                raise space._out_of_pages(1, tier, "to fork")
         twin = SequencePages(space, self.adapter)
         twin.num_cached = self.num_cached
         twin.num_tokens = twin.num_computed = self.num_computed
         space._sequences[twin] = None
         twin._path = list(self._path)
-        space._tree.tick()
-        space._tree.hold(twin._path)
-        for number, tier in enumerate(space._tree.tiers):
+        twin._kept_from = dict(self._kept_from)
+        tree.tick()
+        tree.hold(twin._path)
+        for number, tier in enumerate(tree.tiers):
             twin.tables[tier] = self.tables[tier][:whole]
-            twin._kept_from[tier] = self._kept_from[tier]
-            space._tree.allocators[number].retain(twin._held(tier))
+            tree.allocators[number].retain(twin._held(tier))
         if copies:
             twin._copy(copies)
         twin._loose = self._loose

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvq_pools.check import check_space
-from kvq_pools.errors import PageError, PoolFailed, whole_number
+from kvq_pools.errors import OutOfPages, PageError, PoolFailed, whole_number
 from kvq_pools.nodes import token_bytes
 from kvq_pools.pages import PageAllocator, pages_for_tokens
 from kvq_pools.plan import PoolPlan, Tier
@@ -221,6 +221,10 @@ class CacheSpace:
         if tier in self._tree.tiers:
             return self._tree.alloc(self._tree.tiers.index(tier), count)
         return self._allocators[tier].alloc(count)
+
+    def _out_of_pages(self, needed: int, tier: str, goal: str) -> OutOfPages:
+        total = self._allocators[tier].num_pages
+        return OutOfPages(needed, self.num_free(tier), total, f" in tier {tier!r} {goal}")
 
     def _most_pages(self, tier: Tier, num_tokens: int, step_tokens: int) -> int:
         """Most pages of a tier that a sequence holds at once on its way to that length."""
