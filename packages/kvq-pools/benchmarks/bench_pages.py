@@ -193,7 +193,7 @@ def main() -> None:
             "many a call, in a pool that was used before), and milliseconds of the prefix cache "
             f"for one prompt of {options.tokens:,} tokens in pages of {options.page_tokens}, "
             "without and with a window tier; best of several runs, by processor time of one thread",
-            "plot": {"label": "{work}", "values": ["million_operations", "milliseconds"]},
+            "plot": {"label": "{work}", "values": ["million_operations"]},
             "command": "python packages/kvq-pools/benchmarks/bench_pages.py "
             f"--pages {' '.join(map(str, options.pages))} "
             f"--batches {' '.join(map(str, options.batches))} --operations {options.operations} "
