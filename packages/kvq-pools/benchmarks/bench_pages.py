@@ -74,10 +74,10 @@ def allocation(
 
     rate = 2 * rounds * calls * batch / 1e6 / best_seconds(work, repeat)
     allocator.check_integrity()
-    share = f", {at_once:,} at once" if at_once else ""
+    kind = f"{at_once:,} at once" if at_once else f"{batch} a call"
     bars = {"million_operations": MIN_OPERATIONS} if num_pages == BAR_PAGES else {}
     return {
-        "work": f"{batch} a call{share}, {num_pages:,} pages",
+        "work": f"{kind}, {num_pages:,} pages",
         "million_operations": round(rate, 2),
         "bars": bars,
         "meets_bars": not bars or rate >= MIN_OPERATIONS,
@@ -190,7 +190,8 @@ def main() -> None:
         report = {
             "title": "Pages and prefixes on the CPU",
             "what": "millions of page operations a second (a page handed out or given back, so "
-            "many a call, in a pool that was used before), and milliseconds of the prefix cache "
+            "many a call and a quarter of the pool at once, or one a call and so many at once, in a pool "
+            "that was used before), and milliseconds of the prefix cache "
             f"for one prompt of {options.tokens:,} tokens in pages of {options.page_tokens}, "
             "without and with a window tier; best of several runs, by processor time of one thread",
             "plot": {"label": "{work}", "values": ["million_operations"]},
