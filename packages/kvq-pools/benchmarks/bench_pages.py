@@ -190,8 +190,8 @@ def main() -> None:
         report = {
             "title": "Pages and prefixes on the CPU",
             "what": "millions of page operations a second (a page handed out or given back, so "
-            "many a call and a quarter of the pool at once, or one a call and so many at once, in a pool "
-            "that was used before), and milliseconds of the prefix cache "
+            "many a call and a quarter of the pool at once, or one a call and so many at once, in "
+            "a pool that was used before), and milliseconds of the prefix cache "
             f"for one prompt of {options.tokens:,} tokens in pages of {options.page_tokens}, "
             "without and with a window tier; best of several runs, by processor time of one thread",
             "plot": {"label": "{work}", "values": ["million_operations"]},
