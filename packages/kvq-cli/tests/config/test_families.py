@@ -170,6 +170,29 @@ def test_what_is_served_passes(family):
     check_servable(geometry({"model_type": model_type, **SMALL, **settings}))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "settings", "names"),
+    [
+        (
+            "qwen4_exp_text",
+            {"indexer_head_dim": 128, "indexer_compress_ratio": 4},
+            ("indexed_attention", "qwen_sparse_attention", "full_attention"),
+        ),
+        ("deepseek_v32", {}, ("indexed_attention", "deepseek_sparse_attention")),
+        ("glm_moe_dsa", {}, ("indexed_attention", "deepseek_sparse_attention")),
+    ],
+)
+def test_every_name_that_a_release_gave_to_sparse_layers_is_the_same_kind(
+    model_type, settings, names
+):
+    silent = geometry({"model_type": model_type, **settings})
+    rows = silent.num_layers
+    linear = silent.state.layers if silent.state else ()
+    for name in names:
+        types = ["linear_attention" if i in linear else name for i in range(rows)]
+        assert geometry({"model_type": model_type, **settings, "layer_types": types}) == silent
+
+
 def test_layers_without_keys_and_values_are_refused():
     config = AutoConfig.for_model("qwen3", **SMALL)
     config.layer_types = ["linear_attention", *config.layer_types[1:]]

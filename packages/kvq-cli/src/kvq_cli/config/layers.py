@@ -194,7 +194,8 @@ def _linear(keys: Keys, cached: Sequence[str] = ("full_attention",)) -> dict[str
 
 def _qsa(keys: Keys) -> dict[str, Any]:
     """Qwen4-exp: full layers select through one key for each group of tokens."""
-    facts = _linear(keys, ("indexed_attention", "full_attention"))
+    # one kind of layer by three names: transformers renamed it between releases
+    facts = _linear(keys, ("indexed_attention", "qwen_sparse_attention", "full_attention"))
     given = [k for k in ("indexer_head_dim", "indexer_compress_ratio") if keys.get(k) is not None]
     if len(given) < 2:
         raise ConfigError(
