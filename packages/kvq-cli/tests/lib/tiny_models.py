@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from kvq_cli.compose import ServeOptions, assemble, choose_cache
 from kvq_cli.config import geometry
@@ -17,6 +24,23 @@ from kvq_cli.engine.params import Delta, EngineSummary, SamplingParams
 from kvq_cli.models import attention
 
 VOCABULARY = 96
+WINDOW = 24
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,  # tied random weights repeat the last token whatever they see
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+LAYERS_4_2: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 class Letters:
@@ -34,42 +58,28 @@ class Letters:
 def llama(seed: int = 0, head_dim: int = 32) -> LlamaForCausalLM:
     """Two full-attention layers, 4/2 heads."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=head_dim,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=0,
-    )
-    return LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **LAYERS_4_2, head_dim=head_dim)).eval()
+
+
+def mistral(seed: int = 0, head_dim: int = 32) -> MistralForCausalLM:
+    """Two layers, both of which slide a window of 24, 4/2 heads."""
+    torch.manual_seed(seed)
+    config = MistralConfig(**SMALL, **LAYERS_4_2, head_dim=head_dim, sliding_window=WINDOW)
+    return MistralForCausalLM(config).eval()
 
 
 def gemma(seed: int = 0, head_dim: int = 32) -> Gemma3ForCausalLM:
     """Four layers, two of which slide a window of 24, 2/1 heads."""
     torch.manual_seed(seed)
     config = Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
+        **SMALL,
         num_hidden_layers=4,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=head_dim,
-        max_position_embeddings=256,
-        sliding_window=24,
+        sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"] * 2,
-        initializer_range=0.3,
         query_pre_attn_scalar=head_dim,
-        tie_word_embeddings=False,  # tied, random weights repeat the last token whatever they see
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=None,
     )
     return Gemma3ForCausalLM(config).eval()
 
