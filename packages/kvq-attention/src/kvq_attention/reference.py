@@ -19,6 +19,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 
 import kvq_codecs
+from kvq_attention import launches
 from kvq_attention.batch import Batch, Request
 from kvq_attention.errors import SlotError
 from kvq_attention.scoring import Scoring
@@ -57,6 +58,7 @@ def store(
     """Write the step's rows: see `kvq_attention.ops.store`."""
     if slot_mapping.numel() == 0:
         return
+    launches.record("reference", "store")
     num_pages, _, page_tokens = k_cache.lead
     low, high = (int(edge) for edge in torch.aminmax(slot_mapping))
     if low < -1 or high >= num_pages * page_tokens:
@@ -85,6 +87,7 @@ def decode(
     scoring: Scoring,
 ) -> torch.Tensor:
     """Attend over the cache alone: see `kvq_attention.ops.decode`."""
+    launches.record("reference", "decode")
     stored = [
         _Stored.locate(batch, tier, request, scoring, request.length, k_cache.lead[0])
         for request in _live(batch)
@@ -108,6 +111,7 @@ def extend(
     scoring: Scoring,
 ) -> torch.Tensor:
     """Attend over the step's own rows and the cache: see `kvq_attention.ops.extend`."""
+    launches.record("reference", "extend")
     stored = [
         _Stored.locate(batch, tier, request, scoring, request.first_position, k_cache.lead[0])
         for request in _live(batch)

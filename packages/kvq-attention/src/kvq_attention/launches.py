@@ -1,0 +1,47 @@
+"""How often each backend ran each op in this process: the proof that a kernel ran.
+
+Backends record where they launch, so a call that has nothing to do counts nothing. Replays of a
+captured graph are not counted: the graph holds the launches, and they were counted at capture.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvq_attention import support
+
+_lock = threading.Lock()
+_counts: Counter[tuple[str, str]] = Counter()
+
+
+def record(backend: str, op: str) -> None:
+    """Count one launch; for backends, from any thread."""
+    with _lock:
+        _counts[backend, op] += 1
+
+
+def counts() -> dict[str, dict[str, int]]:
+    """Launches since the import, as backend → op → number; every backend and op is there."""
+    with _lock:
+        return {
+            backend: {op: _counts[backend, op] for op in support.OPS}
+            for backend in support.BACKENDS
+        }
+
+
+@contextmanager
+def counting() -> Iterator[dict[str, dict[str, int]]]:
+    """Count the launches of a block, those of other threads included.
+
+    The mapping given, backend → op → number, is empty inside the block and filled when it ends.
+    """
+    before = counts()
+    launched: dict[str, dict[str, int]] = {}
+    try:
+        yield launched
+    finally:
+        for backend, ops in counts().items():
+            launched[backend] = {op: n - before[backend][op] for op, n in ops.items()}
