@@ -1,0 +1,8 @@
+"""fp16 in Triton's kernels; its bytes: `kvq_codecs.formats.fp16`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvq_codecs.formats import fp16 as oracle

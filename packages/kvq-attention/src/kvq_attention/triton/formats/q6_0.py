@@ -1,0 +1,8 @@
+"""q6_0 in Triton's kernels; its bytes: `kvq_codecs.formats.q6_0`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvq_codecs.formats import q6_0 as oracle

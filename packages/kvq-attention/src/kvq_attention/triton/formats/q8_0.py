@@ -1,0 +1,8 @@
+"""q8_0 in Triton's kernels; its bytes: `kvq_codecs.formats.q8_0`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvq_codecs.formats import q8_0 as oracle
