@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvq_attention.support import Row
+from kvq_attention.needs import Row
 
 Outcomes = Mapping[str, set[str]]  # row id → outcomes of the tests that prove it
 

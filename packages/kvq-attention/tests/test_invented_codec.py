@@ -30,7 +30,8 @@ def _registered() -> Iterator[None]:
 def test_an_invented_codec_stores_and_attends(dim: int, other: str, device: str) -> None:
     if dim % kvq_codecs.get(other).spec.divisor:
         dim = 96
-    assert support.choose(k=NAME, v=other, head_dim=dim, device=device) == "reference"
+    choice = support.choose(formats=[(NAME, other)], head_dim=dim, page_tokens=16, device=device)
+    assert set(choice.by_op().values()) == {"reference"}
     shape = Geometry(NAME, other, heads=6, dim=dim, queries=(1, 3, 16, 5, 20))
 
     scene = build(shape, device, stored_queries=False)

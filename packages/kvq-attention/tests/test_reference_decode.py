@@ -26,7 +26,9 @@ def decode(
 ) -> torch.Tensor:
     q = scene.q if only is None else scene.qs[only]
     scoring = {"scale": scene.scale, **scoring}
-    return ops.decode(q, *scene.caches, scene.batch(only, released), TIER, **scoring)
+    return ops.decode(
+        q, *scene.caches, scene.batch(only, released), TIER, **scoring, backend="reference"
+    )
 
 
 def check(geometry: Geometry, device: str = "cpu", **scoring: Any) -> None:
@@ -112,6 +114,7 @@ def test_decode_has_all_features_at_once() -> None:
     check(geometry, scale=0.4, window=9, softcap=2.0, sinks=sinks)
 
 
+@pytest.mark.proves("reference.decode.float64")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_codec
 def test_p051_decode_takes_every_query_dtype(codec: str, dtype: torch.dtype) -> None:
@@ -147,7 +150,7 @@ def test_f01_decode_uses_the_scales(codec: str) -> None:
             one = 0x38 if name == "block_scale" else 1.0  # e4m3 code of 1.0
             caches = list(scene.caches)
             caches[i] = replaced(cache, {name: one})
-            out = ops.decode(scene.q, *caches, batch, TIER, scale=scene.scale)
+            out = ops.decode(scene.q, *caches, batch, TIER, scale=scene.scale, backend="reference")
             # A request of one token gives its V row whatever its K row says.
             long = slice(1, None)
             assert relative_error(out[long], expected[long]) > WRONG_SCALE_MIN
@@ -224,7 +227,7 @@ def test_padding_gives_zero() -> None:
         page_tokens=16,
     )
     q = torch.cat([scene.q, torch.full((3, 2, 64), torch.nan)])
-    out = ops.decode(q, *scene.caches, padded, TIER, scale=scene.scale)
+    out = ops.decode(q, *scene.caches, padded, TIER, scale=scene.scale, backend="reference")
     assert torch.equal(out[:real], decode(scene))
     assert torch.equal(out[real:], torch.zeros(3, 2, 64))
 

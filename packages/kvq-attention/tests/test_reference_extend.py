@@ -34,7 +34,9 @@ def extend(
         counts = scene.geometry.counts
         q, k, v = (x.split(counts)[only] for x in (q, k, v))
     scoring = {"scale": scene.scale, **scoring}
-    return ops.extend(q, k, v, *scene.caches, scene.batch(only, released), TIER, **scoring)
+    return ops.extend(
+        q, k, v, *scene.caches, scene.batch(only, released), TIER, **scoring, backend="reference"
+    )
 
 
 def check(shape: Geometry, device: str = "cpu", **scoring: Any) -> None:
@@ -112,6 +114,7 @@ def test_extend_has_all_features_at_once() -> None:
     check(shape, scale=0.4, window=9, softcap=2.0, sinks=sinks)
 
 
+@pytest.mark.proves("reference.extend.float64")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_codec
 def test_p051_extend_takes_every_dtype(codec: str, dtype: torch.dtype) -> None:
@@ -139,7 +142,7 @@ def test_f21_a_chunk_never_reads_its_own_quantization(codec: str) -> None:
     assert relative_error(first, exact) <= OUTPUT[torch.float32]
 
     # What its slots hold does not matter: poison before, its own quantization now.
-    ops.store(k, v, *scene.caches, scene.batch().tables[TIER].slot_mapping)
+    ops.store(k, v, *scene.caches, scene.batch().tables[TIER].slot_mapping, backend="reference")
     assert torch.equal(extend(scene), first)
 
     # A second chunk reads the first packed and itself as it came.
@@ -155,7 +158,9 @@ def test_a_lossless_cache_gives_the_same_at_every_cut() -> None:
     shape = geometry("fp32", heads=6, lengths=(53,), queries=(53,))
     scene = build(shape, stored_queries=False)
     whole = extend(scene)
-    ops.store(*scene.fresh(), *scene.caches, scene.batch().tables[TIER].slot_mapping)
+    ops.store(
+        *scene.fresh(), *scene.caches, scene.batch().tables[TIER].slot_mapping, backend="reference"
+    )
     for start in (1, 15, 16, 17, 52):
         assert relative_error(extend(cut(scene, start)), whole[start:]) <= REORDERED
 

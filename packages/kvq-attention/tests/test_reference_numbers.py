@@ -34,7 +34,9 @@ def attend(
     given = scene.q, *fresh, *scene.caches, scene.batch(), TIER
     device = scene.q.device.type
     with torch.autocast(device, dtype=lowered, enabled=lowered is not None):
-        out: torch.Tensor = getattr(ops, op)(*given, **{"scale": scene.scale, **scoring})
+        out: torch.Tensor = getattr(ops, op)(
+            *given, backend="reference", **{"scale": scene.scale, **scoring}
+        )
         assert torch.is_autocast_enabled(device) == (lowered is not None), "as it was before"
     return out
 
@@ -69,7 +71,7 @@ def test_autocast_does_not_move_what_is_stored(codec: str, device: str) -> None:
         k_cache, v_cache = (cache.map(torch.zeros_like) for cache in scene.caches)
         k, v = scene.fresh()
         with torch.autocast(device, dtype=torch.bfloat16, enabled=enabled):
-            ops.store(k, v, k_cache, v_cache, slots)
+            ops.store(k, v, k_cache, v_cache, slots, backend="reference")
         caches.append((k_cache, v_cache))
     for got, wanted in zip(*caches, strict=True):
         assert_same_bytes(got, wanted)

@@ -41,7 +41,11 @@ def store_and_check(
         cache(c, x.shape[-1], device, p) for c, x, p in zip(codecs, (k, v), pads, strict=True)
     ]
     ops.store(
-        k.to(device), v.to(device), *caches, torch.tensor(slots, dtype=torch.int64, device=device)
+        k.to(device),
+        v.to(device),
+        *caches,
+        torch.tensor(slots, dtype=torch.int64, device=device),
+        backend="reference",
     )
     kept = [i for i, slot in enumerate(slots) if slot >= 0]
     for got, given in zip(caches, (k, v), strict=True):
@@ -89,7 +93,7 @@ def test_p001_store_obeys_each_sources_own_pitch(codec: str) -> None:
 def test_p034_store_converts_between_sixteen_bit_types(dtype: torch.dtype, codec: str) -> None:
     k, v = rows(64, 0).to(dtype), rows(64, 1, V_GAIN).to(dtype)
     caches = cache(codec, 64), cache(codec, 64)
-    ops.store(k, v, *caches, torch.tensor(SLOTS))
+    ops.store(k, v, *caches, torch.tensor(SLOTS), backend="reference")
     wanted_type = torch.float16 if codec == "fp16" else torch.bfloat16
     for got, given in zip(caches, (k, v), strict=True):
         plane = got.planes["values"].view(torch.int16)
@@ -98,6 +102,7 @@ def test_p034_store_converts_between_sixteen_bit_types(dtype: torch.dtype, codec
         assert not torch.equal(held, given.view(torch.int16)), "reinterpreted, not converted"
 
 
+@pytest.mark.proves("reference.store.float64")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_codec
 def test_p051_store_takes_every_float_dtype(codec: str, dtype: torch.dtype) -> None:
@@ -132,11 +137,11 @@ def test_p074_bytes_are_the_same_in_a_batch_alone_and_token_by_token(codec: str)
     dim = dims_of(codec)[0]
     k, v, slots = rows(dim, 0), rows(dim, 1, V_GAIN), torch.tensor(SLOTS)
     together = cache(codec), cache(codec)
-    ops.store(k, v, *together, slots)
+    ops.store(k, v, *together, slots, backend="reference")
     for size in (1, 3):
         apart = cache(codec), cache(codec)
         for part in torch.arange(len(SLOTS)).split(size):
-            ops.store(k[part], v[part], *apart, slots[part])
+            ops.store(k[part], v[part], *apart, slots[part], backend="reference")
         for got, wanted in zip(apart, together, strict=True):
             assert_same_bytes(got, wanted)
 
@@ -152,7 +157,7 @@ def test_slots_outside_the_cache_are_refused_before_anything_is_written(slot: in
     caches = cache("q8_0"), cache("q8_0")
     slots = torch.tensor([*SLOTS[:-1], slot])
     with pytest.raises(SlotError, match=r"\[0, 96\).*6 pages of 16 tokens"):
-        ops.store(rows(64, 0), rows(64, 1), *caches, slots)
+        ops.store(rows(64, 0), rows(64, 1), *caches, slots, backend="reference")
     for got in caches:
         assert_same_bytes(got, cache("q8_0"))
 
@@ -172,7 +177,9 @@ def test_a_codec_that_fails_leaves_both_caches_as_they_were(failing: str) -> Non
             caches = cache(codecs[0], 64), cache(codecs[1], 64)
             before = [got.map(torch.clone) for got in caches]
             with pytest.raises(error):
-                ops.store(rows(64, 0), rows(64, 1), *caches, torch.tensor(SLOTS))
+                ops.store(
+                    rows(64, 0), rows(64, 1), *caches, torch.tensor(SLOTS), backend="reference"
+                )
         finally:
             kvq_codecs.unregister("fails")
         for got, wanted in zip(caches, before, strict=True):

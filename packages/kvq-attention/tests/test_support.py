@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -10,34 +12,65 @@ import pytest
 import torch
 
 import kvq_codecs
-from kvq_attention import SUPPORT, UnsupportedError, ops, support
-from kvq_attention.support import Need, Row
+from kvq_attention import SUPPORT, UnsupportedError, launches, ops, support
+from kvq_attention.needs import Need, Row
 
+from . import invented
 from .scene import TIER, Geometry, build
 
-ASKED = {"k": "q8_0", "v": "q4_0", "head_dim": 64, "device": "cpu"}
+ASKED: dict[str, Any] = {
+    "formats": [("q8_0", "q4_0")],
+    "head_dim": 64,
+    "page_tokens": 16,
+    "device": "cpu",
+}
+ON_GPU = {**ASKED, "device": "cuda"}
 THIRD = tuple(
-    Row(op, "third", feature, "test", codecs=("q8_0", "q4_0"), head_dims=(64,), devices=("cpu",))
+    Row(
+        *(op, "third", feature, "test"),
+        codecs=("q8_0", "q4_0"),
+        head_dims=(64,),
+        page_tokens=(16,),
+        devices=("cpu",),
+    )
     for op in support.OPS
     for feature in ("plain", "mixed_codecs")
 )
+
+
+def module(name: str, calls: list[str], unavailable: str | None = None) -> ModuleType:
+    """A backend that notes which of its ops are called."""
+
+    def record(op: str) -> Any:
+        return lambda *_: calls.append(op)
+
+    made = ModuleType(name)
+    for op in support.OPS:
+        setattr(made, op, record(op))
+    made.unavailable = lambda device: unavailable  # type: ignore[attr-defined]
+    return made
 
 
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A backend more, preferred by auto: rows and a module. Returns the calls it gets."""
     calls: list[str] = []
-
-    def record(name: str) -> Any:
-        return lambda *_: calls.append(name)
-
-    module = ModuleType("third_backend")
-    for op in support.OPS:
-        setattr(module, op, record(op))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(support, "BACKENDS", {"third": module.__name__, **support.BACKENDS})
+    monkeypatch.setitem(sys.modules, "third_backend", module("third_backend", calls))
+    monkeypatch.setattr(support, "BACKENDS", {"third": "third_backend", **support.BACKENDS})
     monkeypatch.setattr(support, "SUPPORT", SUPPORT + THIRD)
     return calls
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Says whether triton runs: without a GPU its rows are looked up as if there were one."""
+
+    def with_triton(unavailable: str | None) -> None:
+        monkeypatch.setitem(sys.modules, "stub", module("stub", [], unavailable))
+        monkeypatch.setattr(support, "BACKENDS", {**support.BACKENDS, "triton": "stub"})
+
+    with_triton(None)
+    return with_triton
 
 
 def test_each_row_is_one_claim_of_a_known_op_and_backend() -> None:
@@ -46,34 +79,133 @@ def test_each_row_is_one_claim_of_a_known_op_and_backend() -> None:
     assert {row.backend for row in SUPPORT} == set(support.BACKENDS)
 
 
-def test_auto_and_a_name_choose() -> None:
-    assert support.choose(**ASKED) == "reference"
-    assert support.choose("reference", **ASKED, features=["window", "sinks"]) == "reference"
+def test_the_reference_serves_everything_everywhere() -> None:
+    features = ["window", "sinks", "softcap", "gqa", "float64"]
     for codec in kvq_codecs.names():
-        asked = {**ASKED, "k": codec, "v": codec, "head_dim": 256, "device": "cuda"}
-        assert support.choose(**asked) == "reference"
+        for device in ("cpu", "cuda", "xpu"):
+            asked = {**ASKED, "formats": [(codec, codec)], "head_dim": 256, "device": device}
+            choice = support.choose("reference", **asked, features=features)
+            assert choice == support.Choice("reference", "reference", "reference")
+            assert str(choice) == "reference"
+
+
+def test_auto_takes_triton_where_it_runs_and_says_what_it_lacks(gpu: Any) -> None:
+    choice = support.choose(**ON_GPU, features=["gqa", "window", "softcap", "sinks"])
+    assert choice.by_op() == {"store": "triton", "decode": "triton", "extend": "reference"}
+    assert str(choice) == "triton for store and decode, reference for extend"
+    assert choice.passed_over == ("triton lacks extend",)
+
+
+def test_auto_never_takes_the_interpreter(gpu: Any) -> None:
+    choice = support.choose(**ASKED)
+    assert str(choice) == "reference"
+    assert choice.passed_over == ()
+    need = Need("store", "q8_0", "q8_0", 64, 64, 16, "cpu")
+    assert support.pick("auto", [need]) == "reference"
+    assert support.pick("triton", [need]) == "triton"
+
+
+def test_p066_a_backend_that_cannot_run_is_named_with_the_reason(gpu: Any) -> None:
+    gpu("the driver is too old")
+    choice = support.choose(**ON_GPU)
+    assert str(choice) == "reference"
+    assert choice.passed_over == ("triton lacks extend",)
+    need = Need("store", "q8_0", "q8_0", 64, 64, 16, "cuda")
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^triton cannot run on cuda: the driver is too old; backends that can: reference$",
+    ):
+        support.pick("triton", [need])
+
+
+def test_a_named_backend_serves_the_whole_model_or_is_refused(gpu: Any) -> None:
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^triton lacks extend; backends that can: reference; "
+        r"auto takes triton for store and decode, reference for extend$",
+    ):
+        support.choose("triton", **ON_GPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"head_dim": 72, "formats": [("fp8", "fp8")]}, r"head_dim 72 \(has 64, 80, 96, 112, "),
+        ({"head_dim": 512}, r"head_dim 512 \(has 64, 80, 96, 112, 128, 192, 256\)"),
+        ({"v_head_dim": 32}, r"head_dim 32 \(has 64, 80, 96, 112, 128, 192, 256\)"),
+        ({"page_tokens": 1}, r"page_tokens 1 \(has 16, 32, 64, 128\)"),
+        ({"page_tokens": 256}, r"page_tokens 256 \(has 16, 32, 64, 128\)"),
+    ],
+)
+def test_p086_sizes_without_kernels_are_told_before_anything_runs(
+    gpu: Any, change: dict[str, Any], why: str
+) -> None:
+    asked = {**ON_GPU, **change}
+    choice = support.choose(**asked)
+    assert str(choice) == "reference"
+    (said,) = choice.passed_over
+    assert re.match(f"triton lacks store and decode for {why}", said)
+    with pytest.raises(UnsupportedError, match=f"triton lacks .* for {why}.*can: reference$"):
+        support.choose("triton", **asked)
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 32, 64, 128, 256])
+@pytest.mark.parametrize("codec", kvq_codecs.names())
+def test_p057_every_page_size_is_served_for_every_codec(
+    gpu: Any, codec: str, page_tokens: int
+) -> None:
+    for op in ("store", "decode"):
+        need = Need(op, codec, codec, 128, 128, page_tokens, "cuda")
+        if page_tokens in (1, 256):
+            with pytest.raises(UnsupportedError, match=f"{op} for page_tokens {page_tokens} "):
+                support.pick("triton", [need])
+        wanted = "reference" if page_tokens in (1, 256) else "triton"
+        assert support.pick("auto", [need]) == wanted
+
+
+def test_a_model_whose_layers_differ_gets_backends_that_serve_all(gpu: Any) -> None:
+    kvq_codecs.register(invented.CODEC)
+    try:
+        own = (invented.SPEC.name, "q8_0")
+        choice = support.choose(**{**ON_GPU, "formats": [("q8_0", "q4_0"), own]})
+        assert str(choice) == "reference"
+        assert "store and decode for codec invented_5_bit (has fp32, " in choice.passed_over[0]
+    finally:
+        kvq_codecs.unregister(invented.SPEC.name)
+
+
+def test_float64_is_the_references(gpu: Any) -> None:
+    need = Need("decode", "q8_0", "q8_0", 64, 64, 16, "cuda", frozenset({"float64"}))
+    assert support.pick("auto", [need]) == "reference"
+    with pytest.raises(
+        UnsupportedError, match=r"^triton lacks decode with float64; .*: reference$"
+    ):
+        support.pick("triton", [need])
 
 
 def test_what_no_row_covers_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedError, match="'turbo'; there are auto, reference"):
+    with pytest.raises(UnsupportedError, match=r"'turbo'; there are auto, triton, reference$"):
         support.choose("turbo", **ASKED)
     with pytest.raises(UnsupportedError, match=r"unknown features \['alibi'\]; there are"):
         support.choose(**ASKED, features=["alibi"])
     for features in ("gqa", None, 5):
         with pytest.raises(UnsupportedError, match=f"collection of names, got {features!r}"):
             support.choose(**ASKED, features=features)
-    with pytest.raises(UnsupportedError, match=r"reference lacks store with .* device meta"):
-        support.choose(**{**ASKED, "device": "meta"})
+    meta = {**ASKED, "device": "meta"}
+    with pytest.raises(UnsupportedError, match=r"reference lacks store for device meta .*: none"):
+        support.choose(**meta)
+    with pytest.raises(UnsupportedError, match="lacks store, decode and extend for device meta"):
+        support.choose("reference", **meta)
     with pytest.raises(kvq_codecs.CodecError, match="iso3: head_dim 64 is not a multiple of 128"):
-        support.choose(**{**ASKED, "k": "iso3"})
+        support.choose(**{**ASKED, "formats": [("q8_0", "q8_0"), ("iso3", "q8_0")]})
     with pytest.raises(kvq_codecs.CodecError, match="unknown codec 'q5_0'"):
-        support.choose(**{**ASKED, "v": "q5_0"})
+        support.choose(**{**ASKED, "formats": [("q8_0", "q5_0")]})
     with pytest.raises(kvq_codecs.CodecError, match="q4_0: head_dim 80"):
         support.choose(**ASKED, v_head_dim=80)
 
 
 def test_a_call_needs_a_row_for_every_feature(monkeypatch: pytest.MonkeyPatch) -> None:
-    capless = tuple(row for row in SUPPORT if row.id != "reference.decode.softcap")
+    capless = tuple(row for row in SUPPORT if row.feature != "softcap")
     monkeypatch.setattr(support, "SUPPORT", capless)
     scene = build(Geometry("q8_0"), stored_queries=True)
     with pytest.raises(UnsupportedError, match=r"reference lacks decode with softcap; .*can: none"):
@@ -81,9 +213,9 @@ def test_a_call_needs_a_row_for_every_feature(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_codecs_and_sizes_imply_features() -> None:
-    need = Need("decode", "q8_0", "q4_0", 64, 32, "cpu", frozenset({"window"}))
-    assert need.all_features == ["mixed_codecs", "plain", "value_dim", "window"]
-    assert Need("store", "fp8", "fp8", 64, 64, "cpu").all_features == ["plain"]
+    need = Need("decode", "q8_0", "q4_0", 64, 32, 16, "cpu", frozenset({"window"}))
+    assert need.all_features == ["plain", "mixed_codecs", "value_dim", "window"]
+    assert Need("store", "fp8", "fp8", 64, 64, 16, "cpu").all_features == ["plain"]
 
 
 def test_a_backend_is_added_by_rows_and_a_module(third: list[str]) -> None:
@@ -91,11 +223,15 @@ def test_a_backend_is_added_by_rows_and_a_module(third: list[str]) -> None:
     k, v = scene.fresh()
     batch, q, scale = scene.batch(), scene.q, scene.scale
     slots = batch.tables[TIER].slot_mapping
-    for backend in ("auto", "third"):
-        ops.store(k, v, *scene.caches, slots, backend=backend)
-        ops.decode(q, *scene.caches, batch, TIER, scale=scale, backend=backend)
-        ops.extend(q, k, v, *scene.caches, batch, TIER, scale=scale, backend=backend)
+    pages = torch.tensor([0]), torch.tensor([1])
+    with launches.counting() as launched:
+        for backend in ("auto", "third"):
+            ops.store(k, v, *scene.caches, slots, backend=backend)
+            ops.decode(q, *scene.caches, batch, TIER, scale=scale, backend=backend)
+            ops.extend(q, k, v, *scene.caches, batch, TIER, scale=scale, backend=backend)
+            ops.copy_pages(scene.caches, *pages, backend=backend)
     assert third == [*support.OPS] * 2
+    assert not any(launched["reference"].values())
     # What it does not cover: auto goes on to one that does, its name is refused with the reason.
     out = ops.decode(q, *scene.caches, batch, TIER, scale=scale, window=5)
     assert isinstance(out, torch.Tensor)
@@ -104,34 +240,40 @@ def test_a_backend_is_added_by_rows_and_a_module(third: list[str]) -> None:
     with pytest.raises(UnsupportedError, match=r"third lacks decode with gqa; .*can: reference"):
         twice = torch.cat([q, q], dim=1)
         ops.decode(twice, *scene.caches, batch, TIER, scale=scale, backend="third")
-    assert len(third) == 6
+    assert len(third) == 8
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"k": "fp8"}, r"store with plain for codec fp8 \(has q8_0, q4_0\)"),
-        ({"head_dim": 128}, r"decode with plain for head_dim 128 \(has 64\)"),
-        ({"v_head_dim": 32}, "store with value_dim"),
-        ({"device": "cuda"}, r"extend with plain for device cuda \(has cpu\)"),
-        ({"features": ["sinks"]}, "decode with sinks, extend with sinks"),
+        (
+            {"formats": [("fp8", "q4_0")]},
+            r"store, decode and extend for codec fp8 \(has q8_0, q4_0\)",
+        ),
+        ({"head_dim": 128}, r"store, decode and extend for head_dim 128 \(has 64\)"),
+        ({"page_tokens": 32}, r"store, decode and extend for page_tokens 32 \(has 16\)"),
+        (
+            {"v_head_dim": 32},
+            r"head_dim 32 \(has 64\); store, decode and extend with value_dim",
+        ),
+        ({"device": "cuda"}, r"extend for device cuda \(has cpu\)"),
+        ({"features": ["sinks"]}, "third lacks decode and extend with sinks; backends"),
     ],
 )
 def test_a_named_backend_is_refused_with_those_that_can(
     third: list[str], change: dict[str, Any], said: str
 ) -> None:
     asked = {**ASKED, **change}
-    with pytest.raises(UnsupportedError, match=f"third lacks .*{said}.*can: reference"):
+    with pytest.raises(UnsupportedError, match=f"{said}.*can: .*reference"):
         support.choose("third", **asked)
-    assert support.choose("auto", **asked) == "reference"
+    assert support.choose("auto", **asked).decode == "reference"
     assert third == []
 
 
 def test_the_page_shows_every_row() -> None:
-    page = support.markdown()
-    assert page.count("\n| reference |") == len(SUPPORT)
-    for row in SUPPORT:
-        assert (
-            f"| {row.op} | {row.feature} | every | as the codec allows | any | `{row.proof}` |"
-            in page
-        )
+    page = support.markdown().splitlines()
+    assert sum(line.startswith(("| reference |", "| triton |")) for line in page) == len(SUPPORT)
+    every = "| every | as the codec allows | any | any |"
+    assert f"| reference | store | plain {every} `{SUPPORT[0].proof}` |" in page
+    (line,) = (line for line in page if line.startswith("| triton | decode | sinks |"))
+    assert "| 64, 80, 96, 112, 128, 192, 256 | 16, 32, 64, 128 | cuda, cpu |" in line

@@ -1,11 +1,12 @@
 """The operations: every tensor verified, a backend picked from SUPPORT, the backend called.
 
 Sizes: T tokens of the step, R requests, Hq query heads, Hkv key/value heads, D and Dv values a
-key and a value row, P pages, N tokens a page.
+key and a value row, P pages, N tokens a page, M pages to copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -14,13 +15,17 @@ import torch
 from kvq_attention import support
 from kvq_attention.batch import Batch
 from kvq_attention.errors import BatchError, TensorError
+from kvq_attention.needs import Need
 from kvq_attention.scoring import Scoring
 from kvq_attention.verify import FLOATS, Sizes
 from kvq_codecs import Encoded
 
 
 class Backend(Protocol):
-    """What a backend's module offers; arguments are verified, `batch` values are not."""
+    """What a backend's module offers; arguments are verified, values on a device are not."""
+
+    def unavailable(self, device: str) -> str | None:
+        """Why it cannot run on a torch device type; None if it can."""
 
     def store(
         self,
@@ -53,6 +58,10 @@ class Backend(Protocol):
         scoring: Scoring,
     ) -> torch.Tensor: ...
 
+    def copy_pages(
+        self, caches: Sequence[Encoded], source_pages: torch.Tensor, target_pages: torch.Tensor
+    ) -> None: ...
+
 
 def store(
     k: torch.Tensor,
@@ -78,7 +87,7 @@ def store(
     sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
     sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
     sizes.tensor("slot_mapping", slot_mapping, ("T",), (torch.int64,))
-    chosen = _backend("store", backend, sizes, k_cache, v_cache, frozenset())
+    chosen = _backend("store", backend, sizes, k_cache, v_cache, _wide(k, v))
     chosen.store(k, v, k_cache, v_cache, slot_mapping)
 
 
@@ -109,7 +118,8 @@ def decode(
     """
     sizes = _caches(k_cache, v_cache)
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
-    chosen = _backend("decode", backend, sizes, k_cache, v_cache, scoring.features)
+    features = scoring.features | _wide(q)
+    chosen = _backend("decode", backend, sizes, k_cache, v_cache, features)
     return chosen.decode(q, k_cache, v_cache, batch, tier, scoring)
 
 
@@ -143,8 +153,45 @@ def extend(
     sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
     sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
-    chosen = _backend("extend", backend, sizes, k_cache, v_cache, scoring.features)
+    features = scoring.features | _wide(q, k, v)
+    chosen = _backend("extend", backend, sizes, k_cache, v_cache, features)
     return chosen.extend(q, k, v, k_cache, v_cache, batch, tier, scoring)
+
+
+def copy_pages(
+    caches: Sequence[Encoded],
+    source_pages: torch.Tensor,
+    target_pages: torch.Tensor,
+    *,
+    backend: str = support.AUTO,
+) -> None:
+    """Copy whole pages, byte for byte, in every plane of every cache.
+
+    Parameters
+    ----------
+    caches : planes [P, Hkv, N, items] each, written in place: say K and V of every layer; all
+        have the same P, heads and rows may differ
+    source_pages, target_pages : int64 [M], page ids; −1 in either = skipped; each target at most
+        once, and no target is a source
+
+    Raises `AttentionError` (of the kind that fits) before anything is written.
+    """
+    given: object = caches
+    if not isinstance(given, Sequence) or not given:
+        raise TensorError(
+            "caches must be a sequence of at least one kvq_codecs.Encoded, got "
+            + (type(given).__name__ if given else repr(given))
+        )
+    sizes = Sizes()
+    for index, cache in enumerate(caches):
+        own = f"Hkv{index}", f"N{index}", f"D{index}"
+        sizes.cache(f"caches[{index}]", cache, ("P", *own))
+    sizes.tensor("source_pages", source_pages, ("M",), (torch.int64,))
+    sizes.tensor("target_pages", target_pages, ("M",), (torch.int64,))
+    device = sizes.one_device().type
+    needs = dict.fromkeys(_copying(cache, device) for cache in caches)
+    chosen = _module(support.pick(backend, needs))
+    chosen.copy_pages(caches, source_pages, target_pages)
 
 
 def _caches(k_cache: Encoded, v_cache: Encoded) -> Sizes:
@@ -185,5 +232,19 @@ def _backend(
     if op != "store" and sizes["Hq"] != sizes["Hkv"]:
         features |= {"gqa"}
     specs = k_cache.spec.name, v_cache.spec.name
-    need = support.Need(op, *specs, sizes["D"], sizes["Dv"], device, features)
-    return cast(Backend, import_module(support.BACKENDS[support.pick(backend, [need])]))
+    need = Need(op, *specs, sizes["D"], sizes["Dv"], sizes["N"], device, features)
+    return _module(support.pick(backend, [need]))
+
+
+def _copying(cache: Encoded, device: str) -> Need:
+    name, page_tokens = cache.spec.name, cache.lead[2]
+    return Need("copy_pages", name, name, cache.dim, cache.dim, page_tokens, device)
+
+
+def _wide(*tensors: torch.Tensor) -> frozenset[str]:
+    """The feature that float64 tensors need."""
+    return frozenset({"float64"} if any(t.dtype == torch.float64 for t in tensors) else ())
+
+
+def _module(backend: str) -> Backend:
+    return cast(Backend, import_module(support.BACKENDS[backend]))

@@ -22,6 +22,7 @@ import kvq_codecs
 from kvq_attention import launches
 from kvq_attention.batch import Batch, Request
 from kvq_attention.errors import SlotError
+from kvq_attention.pages import copy_pages, movable, pages_by_head
 from kvq_attention.scoring import Scoring
 from kvq_codecs import Encoded
 
@@ -29,6 +30,8 @@ from kvq_codecs import Encoded
 SCORE_BYTES = 64 << 20
 # A block also scores positions that only its last rows see, so long ones waste work.
 BLOCK_ROWS = 64
+
+__all__ = ["copy_pages", "decode", "extend", "store", "unavailable"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -45,6 +48,11 @@ def _as_written(
             return op(first, *args, **kwargs)
 
     return run
+
+
+def unavailable(device: str) -> str | None:
+    """None: it runs wherever torch does."""
+    return None
 
 
 @_as_written
@@ -74,7 +82,7 @@ def store(
     encoded = [kvq_codecs.get(c.spec.name).encode(x) for x, c in ((k, k_cache), (v, v_cache))]
     for rows, cache in zip(encoded, (k_cache, v_cache), strict=True):
         for name, plane in cache.planes.items():
-            _movable(plane)[page, :, offset] = _movable(rows.planes[name])
+            movable(plane)[page, :, offset] = movable(rows.planes[name])
 
 
 @_as_written
@@ -185,7 +193,7 @@ class _Stored:
         return _Rows(self.start, self._decoded(k_cache, q), self._decoded(v_cache, q))
 
     def _decoded(self, cache: Encoded, q: torch.Tensor) -> torch.Tensor:
-        packed = cache.map(lambda plane: _pages_by_head(plane, self.pages))
+        packed = cache.map(lambda plane: pages_by_head(plane, self.pages))
         rows = kvq_codecs.get(cache.spec.name).decode(packed).flatten(1, 2)
         skipped = self.start % self.page_tokens
         kept: torch.Tensor = rows[:, skipped : skipped + self.stop - self.start]
@@ -271,13 +279,3 @@ def _live(batch: Batch) -> list[Request]:
 
 def _score_dtype(q: torch.Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
-
-
-def _movable(plane: torch.Tensor) -> torch.Tensor:
-    """The same bits in a dtype that torch can index: uint16 has no index_put."""
-    return plane.view(torch.int16) if plane.dtype == torch.uint16 else plane
-
-
-def _pages_by_head(plane: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Plane [P, Hkv, N, items] → the pages named, in their order: [Hkv, n, N, items]."""
-    return _movable(plane).index_select(0, pages).view(plane.dtype).transpose(0, 1)

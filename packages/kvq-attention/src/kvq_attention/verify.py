@@ -9,6 +9,8 @@ import torch
 from kvq_attention.errors import DeviceError, TensorError
 from kvq_codecs import Encoded, get
 
+# A step may have no tokens, and nothing may be left to copy.
+MAY_BE_ZERO = ("T", "M")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -64,7 +66,7 @@ class Sizes:
         if len(shape) != len(axes):
             raise TensorError(f"{name} must have axes [{', '.join(axes)}], got {list(shape)}")
         for axis, (symbol, size) in enumerate(zip(axes, shape, strict=True)):
-            if size == 0 and symbol != "T":  # a step may have no tokens
+            if size == 0 and symbol not in MAY_BE_ZERO:
                 raise TensorError(
                     f"axis {axis} of {name} {list(shape)} is {symbol} = 0, it must be at least 1"
                 )

@@ -124,6 +124,7 @@ def build_engine(
     # what does not fit without weights will not fit beside them
     sizing.num_pages(shape, choice.plan, limits, Budget(free, free, ratio), options.num_tokens)
 
+    report(f"attention: {choice.backends}")
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     attention.install(loaded.model)
@@ -149,7 +150,6 @@ def build_engine(
         cache = engine.cache
         formats = parse_formats(cache.choice.cache_dtype, shape)
         bf16 = make_plan(shape, CacheFormat("bf16", "bf16"), options)
-        weights = f"{dtype} weights on {device}".replace("torch.", "")
         return EngineSummary(
             model_name=name,
             cache_dtype=cache.choice.cache_dtype,
@@ -160,9 +160,14 @@ def build_engine(
             bf16_num_tokens=bf16.pages_for(cache.pool.nbytes) * options.page_tokens,
             max_model_len=engine.max_model_len,
             cache_bytes=cache.pool.nbytes,
-            backend=f"{cache.choice.backend} attention, {weights}",
+            attention=cache.choice.backends.by_op(),
+            weights=f"{dtype} on {device}".removeprefix("torch."),
             prefix_cache=cache.space.prefix_cache,
-            notes=(*quality_notes(shape, formats), *_capacity_notes(context, cache.max_tokens)),
+            notes=(
+                *quality_notes(shape, formats),
+                *_attention_notes(cache.choice.backends),
+                *_capacity_notes(context, cache.max_tokens),
+            ),
         )
 
     return AsyncEngine(engine, summarize)
@@ -174,17 +179,15 @@ def choose_cache(
     """A model's cache in a format, or a `ValueError` that says why it cannot be served."""
     formats = parse_formats(cache_dtype, shape)
     check_format(shape, formats)
-    backend = options.attention_backend
-    for cache in distinct(formats):  # one backend for all layers: the first format narrows auto
-        backend = support.choose(
-            backend,
-            k=cache.k,
-            v=cache.v,
-            head_dim=shape.head_dim,
-            device=device.type,
-            features=_features(shape),
-        )
-    return CacheChoice(str(formats), make_plan(shape, formats, options), backend)
+    backends = support.choose(
+        options.attention_backend,
+        formats=[(cache.k, cache.v) for cache in distinct(formats)],
+        head_dim=shape.head_dim,
+        page_tokens=options.page_tokens,
+        device=device.type,
+        features=_features(shape),
+    )
+    return CacheChoice(str(formats), make_plan(shape, formats, options), backends)
 
 
 def assemble(
@@ -224,7 +227,7 @@ def assemble(
         namespace=namespace,
     )
     return Engine(
-        ModelRunner(model, shape, pool, backend=choice.backend),
+        ModelRunner(model, shape, pool, backends=choice.backends),
         cache,
         tokenizer,
         context_tokens=context,
@@ -271,6 +274,10 @@ def _features(shape: ModelGeometry) -> list[str]:
         "sinks": shape.has_sinks,
     }
     return [name for name, needed in needs.items() if needed]
+
+
+def _attention_notes(backends: support.Choice) -> tuple[str, ...]:
+    return tuple(f"not all attention is as fast as it could be: {w}" for w in backends.passed_over)
 
 
 def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ BREAKS = 3  # … and this one something that nobody foresaw
 PAGE_TOKENS = 16
 TOTAL_PAGES = 100
 MODEL = "scripted/model-1"
+ATTENTION = {"store": "fast", "decode": "fast", "extend": "slow"}
 
 
 class CharacterTokenizer:
@@ -130,7 +131,8 @@ class ScriptedEngine:
             bf16_num_tokens=650,
             max_model_len=max_model_len,
             cache_bytes=9360 * PAGE_TOKENS * TOTAL_PAGES,
-            backend="scripted attention",
+            attention=dict(ATTENTION),
+            weights="scripted on paper",
             prefix_cache=True,
             notes=("a note for the [user]",),
         )
@@ -219,6 +221,7 @@ class ScriptedEngine:
             now.cache_bytes,
             now.bytes_per_token,
             now.max_model_len,
+            now.attention,
         )
 
     def fail(self, message: str) -> None:

@@ -132,7 +132,8 @@ def make_async_engine(engine: Engine) -> AsyncEngine:
             bf16_num_tokens=0,
             max_model_len=engine.max_model_len,
             cache_bytes=cache.pool.nbytes,
-            backend=cache.choice.backend,
+            attention=cache.choice.backends.by_op(),
+            weights="tiny",
             prefix_cache=cache.space.prefix_cache,
         )
 

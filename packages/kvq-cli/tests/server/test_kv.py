@@ -4,7 +4,7 @@ import httpx
 import openai
 import pytest
 from http_server import wait_for
-from scripted_engine import MODEL
+from scripted_engine import ATTENTION, MODEL
 
 from kvq_cli.engine.params import RequestRejected
 from kvq_pools import RebuildFailed, RebuildRejected
@@ -37,6 +37,7 @@ def test_the_status_has_size_price_pages_and_prefix_cache(url, client):
         "hit_tokens": 12,
         "evicted_pages": 6,
     }
+    assert found["attention"] == ATTENTION
     assert found["requests"] == {"running": 0, "waiting": 0}
     assert found["last_rebuild"] is None
 
@@ -47,6 +48,7 @@ def test_a_rebuild_answers_with_before_after_kept_and_dropped(url, client, engin
     found = answer.json()
     assert (found["before"]["num_tokens"], found["after"]["num_tokens"]) == (1600, 800)
     assert found["after"]["kv_cache_dtype"] == "q4_0"
+    assert found["before"]["attention"] == found["after"]["attention"] == ATTENTION
     assert found["requests"] == {"kept": 2, "requeued": 1}
     assert found["cached_pages"] == {
         "kept": {"full": 5, "window": 0},

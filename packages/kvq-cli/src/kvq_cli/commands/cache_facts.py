@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.panel import Panel
 
-from kvq_cli.commands.screen import framed, mebibytes, token_price
+from kvq_cli.commands.screen import framed, mebibytes, served_by, token_price
 
 Json = dict[str, Any]
 
@@ -25,7 +25,8 @@ def status(url: str, found: Json) -> Panel:
             ("token", token_price(token, bf16)),
             ("room", f"{found['num_tokens']:,} tokens in {mebibytes(found['bytes'])}"),
             ("longest request", f"{found['max_model_len']:,} tokens, prompt and answer together"),
-            ("backend", found["backend"]),
+            ("attention", served_by(found["attention"])),
+            ("weights", found["weights"]),
             *((f"pages, {tier['name']}", _pages(tier)) for tier in found["tiers"]),
             ("prefix cache", _prefix(found["prefix_cache"])),
             ("requests", "{running:,} running, {waiting:,} waiting".format(**found["requests"])),
@@ -52,6 +53,10 @@ def change(rebuild: Json) -> Panel:
             (
                 "longest request",
                 _arrow(f"{before['max_model_len']:,}", f"{after['max_model_len']:,}") + " tokens",
+            ),
+            (
+                "attention",
+                _arrow(served_by(before["attention"]), served_by(after["attention"])),
             ),
             (
                 "running requests",

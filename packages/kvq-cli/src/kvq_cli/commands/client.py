@@ -8,8 +8,8 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from kvq_cli.commands.messages import (
+    FAILED,
     INTERRUPTED,
-    SERVER_FAILED,
     UNREACHABLE,
     WRONG_INPUT,
     refuse,
@@ -81,7 +81,7 @@ def _call(
             + (", and not with what kvq answers" if answer.is_success else ""),
             UNREACHABLE,
         )
-    refuse(message, SERVER_FAILED if answer.is_server_error else WRONG_INPUT)
+    refuse(message, FAILED if answer.is_server_error else WRONG_INPUT)
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:

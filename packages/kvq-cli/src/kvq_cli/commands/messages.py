@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, ParamSpec
 
 import typer
@@ -12,7 +13,7 @@ P = ParamSpec("P")
 
 WRONG_INPUT = 2
 UNREACHABLE = 3
-SERVER_FAILED = 4
+FAILED = 4
 INTERRUPTED = 130
 
 
@@ -36,6 +37,14 @@ def plain_errors(command: Callable[P, None]) -> Callable[P, None]:
             refuse(str(error))
 
     return wrapped
+
+
+def write_file(path: Path, text: str, what: str) -> None:
+    """Write a file that the user asked for, or say why it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        refuse(f"the {what} cannot be written to {path}: {error.strerror}")
 
 
 def refuse(message: str, code: int = WRONG_INPUT) -> NoReturn:

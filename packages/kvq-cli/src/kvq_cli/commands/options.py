@@ -98,8 +98,9 @@ CacheType = Annotated[
 AttentionBackend = Annotated[
     str,
     typer.Option(
-        metavar="auto|reference",
-        help="What computes attention over the cache. auto: the fastest that serves the model.",
+        metavar="auto|reference|triton",
+        help="What computes attention over the cache. auto: for each operation the fastest that "
+        "serves the model. A name serves the whole model or is refused; `kvq check` tries them.",
         rich_help_panel=CACHE,
     ),
 ]

@@ -7,7 +7,7 @@ import json
 import typer
 
 from kvq_cli.commands import plan_options as o
-from kvq_cli.commands.messages import plain_errors, refuse
+from kvq_cli.commands.messages import plain_errors, write_file
 
 
 @plain_errors
@@ -56,10 +56,7 @@ def plan(
     notes = [*plan_view.assumptions(filled_in(said)), *plan_view.notes(planner, rows)]
     if plot is not None:
         title, *subtitles = plan_view.titles(name, planner)
-        try:
-            plot.write_text(bar_chart(title, subtitles, rows), encoding="utf-8")
-        except OSError as error:
-            refuse(f"the plot cannot be written to {plot}: {error.strerror}")
+        write_file(plot, bar_chart(title, subtitles, rows), "plot")
     if as_json:
         print(json.dumps(plan_view.as_json(name, planner, rows, notes), indent=2))
     else:

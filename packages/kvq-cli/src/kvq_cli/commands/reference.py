@@ -19,6 +19,7 @@ EXIT_CODES = """
 | 2 | wrong input, or a server refused it: one message on standard error says what is allowed |
 | 3 | `kvq ctl`: no server answers at the URL, or it is not kvq's |
 | 4 | `kvq ctl`: the server failed at it; the message says whether it serves on |
+| 4 | `kvq bench`: an output is wrong or a kernel failed; the message names each |
 | 130 | Ctrl-C before `kvq serve` was up, or of another command; a server that was asked goes on |
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
     from kvq_cli.engine.params import EngineSummary
 
+WIDE = 1000
+
 
 class Screen:
     """Standard output."""
@@ -34,6 +36,17 @@ class Screen:
     def show(self, facts: Panel) -> None:
         """A panel."""
         self._console.print(facts)
+
+    def table(self, title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+        """Cells as text, the first column's to the left."""
+        shown = Table(title=title, title_justify="left")
+        for n, column in enumerate(columns):
+            shown.add_column(column, justify="right" if n else "left")
+        for row in rows:
+            shown.add_row(*row)
+        # Into a file or a pipe it goes whole; a terminal is as wide as it is.
+        width = None if self._console.is_terminal else WIDE
+        self._console.print(shown, width=width, crop=False)
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, int, int], None]]:
@@ -74,7 +87,8 @@ def panel(summary: EngineSummary) -> Panel:
                 f"bf16 would hold {summary.bf16_num_tokens:,}",
             ),
             ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
-            ("backend", summary.backend),
+            ("attention", served_by(summary.attention)),
+            ("weights", summary.weights),
             *(("note", note) for note in summary.notes),
         ],
     )
@@ -86,6 +100,12 @@ def framed(title: str, facts: Iterable[tuple[str, str]]) -> Panel:
     for name, fact in facts:
         grid.add_row(Text(name, style="yellow" if name == "note" else "dim"), Text(fact))
     return Panel(grid, title=title, expand=False)
+
+
+def served_by(attention: Mapping[str, str]) -> str:
+    """The backend of each op; of all of them, if it is one."""
+    backends = set(attention.values())
+    return backends.pop() if len(backends) == 1 else ", ".join(map(" ".join, attention.items()))
 
 
 def token_price(token_bytes: float, bf16_bytes: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvq_attention.support import Choice
 from kvq_cli.engine.params import TierStats
 from kvq_cli.engine.request import Request
 from kvq_pools import (
@@ -27,12 +28,12 @@ class CacheChoice:
     Attributes
     ----------
     cache_dtype : a codec, or k=CODEC,v=CODEC
-    backend : the attention backend that reads it
+    backends : the attention backend of each op on it
     """
 
     cache_dtype: str
     plan: PoolPlan
-    backend: str
+    backends: Choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class Engine:
             )
             raise
         requeued = self.scheduler.requeue(rebuilt.dropped)
-        self.runner.backend = choice.backend
+        self.runner.backends = choice.backends
         self.max_model_len = self._longest()
         self._last_rebuild = RebuildReport(
             before=before,
@@ -216,6 +216,7 @@ class Engine:
             nbytes=self.cache.pool.nbytes,
             bytes_per_token=self.cache.pool.plan.token_bytes,
             max_model_len=self.max_model_len,
+            attention=self.cache.choice.backends.by_op(),
         )
 
     def stats(self) -> EngineStats:

@@ -95,6 +95,7 @@ class CacheSize:
     nbytes : bytes of the whole pool, padding pages and fixed tiers included
     bytes_per_token : bytes of one token in the tiers that grow
     max_model_len : longest request (tokens, prompt and generated together)
+    attention : op → the backend that computes it over this cache
     """
 
     cache_dtype: str
@@ -102,6 +103,7 @@ class CacheSize:
     nbytes: int
     bytes_per_token: float
     max_model_len: int
+    attention: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,8 @@ class EngineSummary:
     bytes_per_token, bf16_bytes_per_token : KV bytes of one token in the tiers that grow
     page_tokens, num_tokens : tokens of a page; tokens that fit at the same time
     bf16_num_tokens : tokens that would fit in the same bytes as bf16
+    attention : op (store, decode, extend) → the backend that computes it
+    weights : their type and where they are
     notes : what the user should know before trusting the answers
     """
 
@@ -192,6 +196,7 @@ class EngineSummary:
     bf16_num_tokens: int
     max_model_len: int
     cache_bytes: int
-    backend: str
+    attention: dict[str, str]
+    weights: str
     prefix_cache: bool
     notes: tuple[str, ...] = ()

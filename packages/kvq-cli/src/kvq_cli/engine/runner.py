@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from kvq_attention import Batch, Table
+from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
@@ -19,11 +20,13 @@ from kvq_pools import Pool
 class ModelRunner:
     """A transformers model over a pool."""
 
-    def __init__(self, model: Any, geometry: ModelGeometry, pool: Pool, *, backend: str) -> None:
+    def __init__(
+        self, model: Any, geometry: ModelGeometry, pool: Pool, *, backends: Choice
+    ) -> None:
         self.model = model
         self.geometry = geometry
         self.pool = pool
-        self.backend = backend
+        self.backends = backends
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -41,7 +44,7 @@ class ModelRunner:
             decode=self._batch(decodes),
             extend=self._batch(step.extends),
             windows=self.geometry.windows,
-            backend=self.backend,
+            backends=self.backends,
         )
         output = self.model(
             input_ids=self._tensor(np.asarray([tokens], np.int64)),

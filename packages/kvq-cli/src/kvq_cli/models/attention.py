@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface
 
 from kvq_attention import Batch, ops
+from kvq_attention.support import Choice
 from kvq_pools import Pool
 
 IMPLEMENTATION = "kvq"
@@ -30,14 +31,14 @@ class StepContext:
     decode : the first requests of the packed tokens, one token each; None if there are none
     extend : the requests after them; None if there are none
     windows : sliding window of each layer, None = full attention
-    backend : attention backend by name
+    backends : attention backend of each op
     """
 
     pool: Pool
     decode: Batch | None
     extend: Batch | None
     windows: tuple[int | None, ...]
-    backend: str
+    backends: Choice
 
     def attend(
         self,
@@ -59,17 +60,23 @@ class StepContext:
         parts = []
         if self.decode is not None:
             slots = self.decode.tables[tier].slot_mapping
-            ops.store(k[:split], v[:split], *caches, slots, backend=self.backend)
+            ops.store(k[:split], v[:split], *caches, slots, backend=self.backends.store)
             parts.append(
-                ops.decode(q[:split], *caches, self.decode, tier, backend=self.backend, **options)
+                ops.decode(
+                    *(q[:split], *caches, self.decode, tier),
+                    backend=self.backends.decode,
+                    **options,
+                )
             )
         if self.extend is not None:
             rest = q[split:], k[split:], v[split:]
             parts.append(
-                ops.extend(*rest, *caches, self.extend, tier, backend=self.backend, **options)
+                ops.extend(
+                    *(*rest, *caches, self.extend, tier), backend=self.backends.extend, **options
+                )
             )
             slots = self.extend.tables[tier].slot_mapping
-            ops.store(*rest[1:], *caches, slots, backend=self.backend)
+            ops.store(*rest[1:], *caches, slots, backend=self.backends.store)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -35,6 +35,11 @@ class RebuildRequest(Body):
         return self
 
 
+Attention = Annotated[
+    dict[str, str], Field(description="store, decode, extend: the backend that computes each")
+]
+
+
 class Size(BaseModel):
     """The cache at one moment."""
 
@@ -43,6 +48,7 @@ class Size(BaseModel):
     bytes: int
     bytes_per_token: float
     max_model_len: int
+    attention: Attention
 
     @classmethod
     def of(cls, size: CacheSize) -> Size:
@@ -53,6 +59,7 @@ class Size(BaseModel):
             bytes=size.nbytes,
             bytes_per_token=size.bytes_per_token,
             max_model_len=size.max_model_len,
+            attention=size.attention,
         )
 
 
@@ -154,7 +161,8 @@ class Status(BaseModel):
     failure: str | None
     model: str
     kv_cache_dtype: str
-    backend: str
+    attention: Attention
+    weights: Annotated[str, Field(description="their type and where they are")]
     page_tokens: int
     num_tokens: int
     max_model_len: int
@@ -181,7 +189,8 @@ class Status(BaseModel):
             failure=failure,
             model=summary.model_name,
             kv_cache_dtype=summary.cache_dtype,
-            backend=summary.backend,
+            attention=summary.attention,
+            weights=summary.weights,
             page_tokens=summary.page_tokens,
             num_tokens=summary.num_tokens,
             max_model_len=summary.max_model_len,

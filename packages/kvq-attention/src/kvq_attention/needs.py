@@ -1,0 +1,84 @@
+"""What a call needs of a backend, and the claims that cover it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one call needs.
+
+    Attributes
+    ----------
+    op : one of OPS
+    k, v : codec names
+    k_dim, v_dim : values a row (head_dim)
+    page_tokens : tokens a page
+    device : torch device type
+    features : "plain" and the optional parts in use
+    """
+
+    op: str
+    k: str
+    v: str
+    k_dim: int
+    v_dim: int
+    page_tokens: int
+    device: str
+    features: frozenset[str] = frozenset()
+
+    @property
+    def all_features(self) -> list[str]:
+        """The features given and those that the codecs and sizes imply; "plain" is the first."""
+        implied = set(self.features)
+        if self.k != self.v:
+            implied.add("mixed_codecs")
+        if self.k_dim != self.v_dim:
+            implied.add("value_dim")
+        return ["plain", *sorted(implied - {"plain"})]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One claim: this op of this backend has this feature.
+
+    Attributes
+    ----------
+    op, backend, feature : what is claimed
+    proof : name of the test, in this package's tests, that proves it
+    codecs : codecs it holds for; None = every registered one, at each head_dim the codec allows
+    head_dims : head_dims it holds for; None = any
+    page_tokens : sizes of a page it holds for (tokens); None = any
+    devices : torch device types it holds for; None = any whose tensors hold values
+    """
+
+    op: str
+    backend: str
+    feature: str
+    proof: str
+    codecs: tuple[str, ...] | None = None
+    head_dims: tuple[int, ...] | None = None
+    page_tokens: tuple[int, ...] | None = None
+    devices: tuple[str, ...] | None = None
+
+    @property
+    def id(self) -> str:
+        """What the proving test's marker `proves` names."""
+        return f"{self.backend}.{self.op}.{self.feature}"
+
+    def refusal(self, need: Need) -> str | None:
+        """Why the row does not cover a call; None if it does."""
+        if need.device == "meta":
+            return "device meta (its tensors hold no values)"
+        limits = (
+            ("codec", (need.k, need.v), self.codecs),
+            ("head_dim", (need.k_dim, need.v_dim), self.head_dims),
+            ("page_tokens", (need.page_tokens,), self.page_tokens),
+            ("device", (need.device,), self.devices),
+        )
+        for what, asked, allowed in limits:
+            for value in asked:
+                if allowed is not None and value not in allowed:
+                    return f"{what} {value} (has {', '.join(map(str, allowed))})"
+        return None
