@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import plots
+import attention_page
 
 from kvq_attention import support
-from kvq_cli import config
+from kvq_cli import config, plots
 from kvq_cli.commands import reference
 from kvq_codecs import pages, table
 
@@ -27,6 +27,7 @@ BENCHMARKS_HEAD = """# Benchmarks
 
 Every figure names the machine and the command that made it. The records are the JSON files beside
 this page, as the packages' benchmarks write them with `--json`.
+[Attention](attention.md) has a page of its own.
 """
 BEGIN, END = "<!-- formats: begin, generated -->", "<!-- formats: end -->"
 
@@ -41,6 +42,12 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "reference" / "support.md", support.markdown()
     yield ROOT / "docs" / "reference" / "models.md", models_page()
     yield BENCHMARKS / "index.md", benchmarks_page()
+    yield (
+        BENCHMARKS / "attention.md",
+        attention_page.markdown(
+            {name: record for name, record in records().items() if is_attention(record)}
+        ),
+    )
     for name, record in records().items():
         yield BENCHMARKS / f"{name}.svg", plots.bar_chart(record)
 
@@ -77,13 +84,20 @@ A multimodal model counts as its text part: `gemma3`, `gemma4`, `qwen3_5`, `qwen
 
 def benchmarks_page() -> str:
     """One section per record in docs/benchmarks, each with its machine and its command."""
-    sections = [section(name, record) for name, record in records().items()]
+    sections = [
+        section(name, record) for name, record in records().items() if not is_attention(record)
+    ]
     return "\n".join([BENCHMARKS_HEAD, *(sections or ["Nothing is recorded yet.\n"])])
 
 
 def records() -> dict[str, Any]:
     """Every benchmark record by name."""
     return {p.stem: json.loads(p.read_text()) for p in sorted(BENCHMARKS.glob("*.json"))}
+
+
+def is_attention(record: dict[str, Any]) -> bool:
+    """Whether `kvq bench attention` wrote the record: those have a page of their own."""
+    return record.get("kind") == "attention"
 
 
 def cell(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 A record says what to draw: `"plot": {"label": "{library} {codec}", "values": ["encode"]}`; the
 label is filled from each row, each value is one bar of the row. `"of"` names another list of the
-record than `rows`. With `"series": KEY`, `values` is one column: rows of the same label are drawn
-as one group, a bar for each value of KEY.
+record than `rows`, `"where": {KEY: VALUE}` keeps the rows that say so. With `"series": KEY`,
+`values` is one column: rows of the same label are drawn as one group, a bar for each value of KEY.
 """
 
 from __future__ import annotations
@@ -62,17 +62,21 @@ Groups = list[tuple[str, dict[str, Any]]]
 def _columns(record: dict[str, Any]) -> tuple[list[str], Groups]:
     """A group for each row: its values by column."""
     plot = record["plot"]
-    rows = record[plot.get("of", "rows")]
-    return plot["values"], [(plot["label"].format_map(row), row) for row in rows]
+    return plot["values"], [(plot["label"].format_map(row), row) for row in _rows(record)]
 
 
 def _series(record: dict[str, Any]) -> tuple[list[str], Groups]:
     """A group for each label: its rows' value by series, of which as many as there are colours."""
-    plot = record["plot"]
-    rows = record[plot.get("of", "rows")]
+    plot, rows = record["plot"], _rows(record)
     names = list(dict.fromkeys(str(row[plot["series"]]) for row in rows))[: len(COLOURS)]
     groups: dict[str, dict[str, Any]] = {}
     for row in rows:
         group = groups.setdefault(plot["label"].format_map(row), {})
         group[str(row[plot["series"]])] = row[plot["values"]]
     return names, list(groups.items())
+
+
+def _rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    plot = record["plot"]
+    kept = plot.get("where", {}).items()
+    return [row for row in record[plot.get("of", "rows")] if kept <= row.items()]

@@ -1,0 +1,60 @@
+"""`kvq bench`: how fast this machine is at what kvq does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from kvq_cli.commands import bench_options as o
+from kvq_cli.commands.messages import FAILED, plain_errors, refuse, write_file
+
+app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
+
+
+@app.command()
+@plain_errors
+def attention(
+    codecs: o.Codecs = None,
+    cases: o.Cases = None,
+    pages: o.Pages = None,
+    shape: o.LayerShape = None,
+    store_tokens: o.StoreTokens = None,
+    copy_tokens: o.CopyTokens = None,
+    backend: o.Backend = "auto",
+    device: o.Device = "cuda",
+    repeat: o.Repeat = None,
+    budget_seconds: o.BudgetSeconds = 330.0,
+    quick: o.Quick = False,
+    json_file: o.JsonFile = None,
+    plot: o.Plot = None,
+) -> None:
+    """Measure decode, store and page copies of every cache format beside bf16 and the memory."""
+    from kvq_attention import bench as attention_bench
+    from kvq_cli.commands.screen import Screen
+    from kvq_cli.plots import bar_chart
+
+    plan = attention_bench.plan(
+        codecs=codecs, cases=cases, pages=pages, shape=shape, store_tokens=store_tokens,
+        copy_tokens=copy_tokens, backend=backend, device=device, repeat=repeat,
+        budget_seconds=budget_seconds, quick=quick,
+    )  # fmt: skip
+
+    def keep(record: dict[str, Any]) -> None:
+        if json_file is not None:
+            text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+            write_file(json_file, text, "record")
+
+    screen = Screen()
+    with screen.progress() as tell:
+        record = attention_bench.run(plan, lambda _, done, of: tell("measuring", done, of), keep)
+    if plot is not None:
+        write_file(plot, bar_chart(record), "plot")
+    for table in attention_bench.tables(record):
+        screen.table(table.title, table.columns, table.rows)
+    for name in record["left_out"]:
+        screen.say(f"not measured: {name}")
+    wrong = attention_bench.problems(record)
+    if wrong:
+        refuse("\n".join(wrong), FAILED)

@@ -1,0 +1,92 @@
+"""The options of `kvq bench`: their names, units and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Codecs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CODEC,…",
+        help="Formats to measure; keys and values apart as k=CODEC,v=CODEC. bf16 is always "
+        "measured. Default: every codec that stores the head_dim, and k=q8_0,v=q4_0.",
+        show_default=False,
+    ),
+]
+Cases = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BATCHxCONTEXT,…",
+        help="Decode steps, the most important first; 8x32k is 8 requests of 32,768 tokens. "
+        "Default: 8x32k,32x8k,1x128k,128x1k,1x4k,8x4k,32x4k.",
+        show_default=False,
+    ),
+]
+Pages = Annotated[
+    str | None,
+    typer.Option(metavar="TOKENS,…", help="Tokens a page. Default: 16,64.", show_default=False),
+]
+LayerShape = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HEADS/KV_HEADSxHEAD_DIM", help="The layer. Default: 32/8x128.", show_default=False
+    ),
+]
+StoreTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS,…",
+        help="Tokens of a store. Default: 16384,2048,256,1.",
+        show_default=False,
+    ),
+]
+CopyTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS,…",
+        help="Tokens whose pages are copied at once. Default: 65536,1024.",
+        show_default=False,
+    ),
+]
+Backend = Annotated[
+    str, typer.Option(metavar="auto|reference|triton", help="What runs the operations.")
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="cuda|cpu",
+        help="cpu: tiny shapes that try the command and measure no kernel.",
+    ),
+]
+Repeat = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TIMES",
+        help="Timed repetitions, of which the median counts. Default: 30.",
+        show_default=False,
+    ),
+]
+BudgetSeconds = Annotated[
+    float, typer.Option(metavar="SECONDS", help="No measurement begins after as many.")
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The first of each list, for bf16, q8_0 and q4_0.")
+]
+JsonFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Record every figure there; written after each, so that a run cut off leaves it.",
+        show_default=False,
+    ),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.svg", help="Also draw the decode speeds as an SVG.", show_default=False
+    ),
+]
