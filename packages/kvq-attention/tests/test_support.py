@@ -118,6 +118,19 @@ def test_p066_a_backend_that_cannot_run_is_named_with_the_reason(gpu: Any) -> No
         support.pick("triton", [need])
 
 
+def test_p066_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "BACKENDS", {**support.BACKENDS, "triton": "no_such_library.x"})
+    assert support.unavailable("triton", "cuda") == "no_such_library is not installed"
+    need = Need("decode", "q8_0", "q8_0", 64, 64, 16, "cuda")
+    assert support.pick("auto", [need]) == "reference"
+    with pytest.raises(UnsupportedError, match="cannot run on cuda: no_such_library is not inst"):
+        support.pick("triton", [need])
+    # a module of ours that is missing is a defect
+    monkeypatch.setattr(support, "BACKENDS", {"triton": "kvq_attention.no_such_module"})
+    with pytest.raises(ModuleNotFoundError):
+        support.unavailable("triton", "cuda")
+
+
 def test_a_named_backend_serves_the_whole_model_or_is_refused(gpu: Any) -> None:
     with pytest.raises(
         UnsupportedError,
@@ -266,7 +279,7 @@ def test_a_named_backend_is_refused_with_those_that_can(
     asked = {**ASKED, **change}
     with pytest.raises(UnsupportedError, match=f"{said}.*can: .*reference"):
         support.choose("third", **asked)
-    assert support.choose("auto", **asked).decode == "reference"
+    assert "third" not in support.choose("auto", **asked).by_op().values()
     assert third == []
 
 

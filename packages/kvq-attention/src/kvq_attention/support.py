@@ -181,6 +181,18 @@ def choose(
     return Choice(backend, backend, backend)
 
 
+def unavailable(backend: str, device: str) -> str | None:
+    """Why a backend cannot run on a torch device type, whatever is asked of it; None if it can."""
+    try:
+        module = import_module(BACKENDS[backend])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(__package__):
+            raise
+        return f"{error.name} is not installed"
+    reason: str | None = module.unavailable(device)
+    return reason
+
+
 def markdown() -> str:
     """The table as a reference page."""
     lines = [
@@ -231,7 +243,7 @@ def _refusal(backend: str, needs: Iterable[Need]) -> str | None:
         return f"{backend} lacks {'; '.join(_listed(ops) + gap for gap, ops in lacking.items())}"
     # Asked last: a backend's libraries are imported only when its rows serve the calls.
     for device in dict.fromkeys(need.device for need in needs):
-        reason = import_module(BACKENDS[backend]).unavailable(device)
+        reason = unavailable(backend, device)
         if reason is not None:
             return f"{backend} cannot run on {device}: {reason}"
     return None
