@@ -5,7 +5,7 @@ rows that the ops encoded themselves; every case is also compared with attention
 """
 
 from kvq_attention.bench.plan import Plan, plan
-from kvq_attention.bench.report import Table, problems, tables
+from kvq_attention.bench.report import Table, as_json, problems, tables
 from kvq_attention.bench.session import run
 
-__all__ = ["Plan", "Table", "plan", "problems", "run", "tables"]
+__all__ = ["Plan", "Table", "as_json", "plan", "problems", "run", "tables"]

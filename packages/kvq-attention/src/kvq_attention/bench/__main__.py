@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from kvq_attention.bench.plan import DEVICES, plan
-from kvq_attention.bench.report import problems, tables
+from kvq_attention.bench.report import as_json, problems, tables
 from kvq_attention.bench.session import Record, run
 from kvq_attention.errors import AttentionError
 from kvq_codecs import CodecError
@@ -21,7 +20,8 @@ def main() -> int:
     for name in ("codecs", "cases", "pages", "shape", "store-tokens", "copy-tokens"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--backend", default="auto")
-    parser.add_argument("--repeat", type=int)
+    for name in ("repeat", "jobs"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--budget-seconds", type=float, default=330.0)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -30,7 +30,7 @@ def main() -> int:
 
     def keep(record: Record) -> None:
         if path is not None:
-            path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            path.write_text(as_json(record), "utf-8")
 
     def tell(name: str, done: int, total: int) -> None:
         print(f"[{done}/{total}] {name}", file=sys.stderr, flush=True)

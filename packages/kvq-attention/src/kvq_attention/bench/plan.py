@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,7 @@ class Plan:
     store_tokens, copy_tokens : tokens of a store, and of the pages of a `copy_pages`
     repeat : timed repetitions, of which the median counts
     budget_seconds : no measurement begins after as many
+    jobs : processes that compile kernels before anything is measured; 0 = each when it is needed
     """
 
     device: str
@@ -49,6 +51,7 @@ class Plan:
     copy_tokens: tuple[int, ...]
     repeat: int
     budget_seconds: float
+    jobs: int
 
     @property
     def command(self) -> str:
@@ -77,6 +80,7 @@ class _Defaults:
     store_tokens: str
     copy_tokens: str
     repeat: int
+    jobs: int
 
 
 _DEFAULTS = {
@@ -87,6 +91,7 @@ _DEFAULTS = {
         store_tokens="16384,2048,256,1",
         copy_tokens="65536,1024",
         repeat=30,
+        jobs=min(8, (os.cpu_count() or 1) // 2),
     ),
     "cpu": _Defaults(  # tiny: the code is tried, not the processor
         shape="4/2x128",
@@ -95,6 +100,7 @@ _DEFAULTS = {
         store_tokens="16,1",
         copy_tokens="64",
         repeat=3,
+        jobs=0,
     ),
 }
 _QUICK_CODECS = ("bf16", "q8_0", "q4_0")
@@ -112,6 +118,7 @@ def plan(
     copy_tokens: str | None = None,
     repeat: int | None = None,
     budget_seconds: float = 330.0,
+    jobs: int | None = None,
     quick: bool = False,
 ) -> Plan:
     """A checked plan from what a command line says; None = as usual on the device.
@@ -145,10 +152,12 @@ def plan(
         parse_counts(copy_tokens or usual.copy_tokens, "copy tokens")[:few],
         usual.repeat if repeat is None else repeat,
         budget_seconds,
+        usual.jobs if jobs is None else jobs,
     )
-    if chosen.repeat < 1 or not chosen.budget_seconds > 0:
+    if chosen.repeat < 1 or chosen.jobs < 0 or not chosen.budget_seconds > 0:
         raise AttentionError(
-            f"repeat and budget_seconds must be above 0, got {repeat} and {budget_seconds}"
+            "repeat and budget_seconds must be above 0 and jobs not below, got "
+            f"{chosen.repeat}, {chosen.budget_seconds} and {chosen.jobs}"
         )
     return chosen
 

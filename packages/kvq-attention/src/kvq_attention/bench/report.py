@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,11 @@ def problems(record: Record) -> list[str]:
             if not row["exact"]
         ]
     return found + [f"{each['what']} failed: {each['why']}" for each in record["failed"]]
+
+
+def as_json(record: Record) -> str:
+    """The record as a file holds it: keys in the order of the measurements."""
+    return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _ceilings(record: Record) -> Table:

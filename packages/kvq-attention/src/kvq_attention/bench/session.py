@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kvq_attention.bench import machine
+from kvq_attention.bench.ahead import compile_ahead
 from kvq_attention.bench.ceilings import measure_ceilings
 from kvq_attention.bench.decode import decode_row, sdpa_row
 from kvq_attention.bench.plan import BASELINE, Plan
@@ -86,7 +87,9 @@ def run(
     """
     begin = time.monotonic()
     todo = list(tasks(plan))
-    tell("ceilings of the memory", 0, len(todo))
+    tell("kernels and ceilings", 0, len(todo))
+    if plan.jobs:
+        compile_ahead(plan, plan.jobs)
     ceilings, ways = measure_ceilings(plan.device, plan.repeat)
     record = _empty(plan, ceilings, ways)
     works = True

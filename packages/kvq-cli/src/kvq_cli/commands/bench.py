@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import typer
@@ -26,6 +25,7 @@ def attention(
     device: o.Device = "cuda",
     repeat: o.Repeat = None,
     budget_seconds: o.BudgetSeconds = 330.0,
+    jobs: o.Jobs = None,
     quick: o.Quick = False,
     json_file: o.JsonFile = None,
     plot: o.Plot = None,
@@ -38,13 +38,12 @@ def attention(
     plan = attention_bench.plan(
         codecs=codecs, cases=cases, pages=pages, shape=shape, store_tokens=store_tokens,
         copy_tokens=copy_tokens, backend=backend, device=device, repeat=repeat,
-        budget_seconds=budget_seconds, quick=quick,
+        budget_seconds=budget_seconds, jobs=jobs, quick=quick,
     )  # fmt: skip
 
     def keep(record: dict[str, Any]) -> None:
         if json_file is not None:
-            text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-            write_file(json_file, text, "record")
+            write_file(json_file, attention_bench.as_json(record), "record")
 
     screen = Screen()
     with screen.progress() as tell:

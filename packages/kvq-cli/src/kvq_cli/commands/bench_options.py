@@ -72,6 +72,15 @@ Repeat = Annotated[
 BudgetSeconds = Annotated[
     float, typer.Option(metavar="SECONDS", help="No measurement begins after as many.")
 ]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PROCESSES",
+        help="Processes that compile kernels before anything is timed; 0: each when it is needed. "
+        "Default: half the cores, at most 8.",
+        show_default=False,
+    ),
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="The first of each list, for bf16, q8_0 and q4_0.")
 ]

@@ -1,0 +1,66 @@
+"""Kernels compiled by several processes before anything is timed: compiling keeps one core busy.
+
+Triton keeps what it compiled on disk, where the measuring process finds it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from kvq_attention import Batch, Table, ops
+from kvq_attention.bench.cases import Case, Formats
+from kvq_attention.bench.data import TIER, Pool, empty_pool, random_rows
+from kvq_attention.bench.plan import Plan
+
+# Triton compiles anew for counts that 16 does not divide; those of the measurements are multiples.
+PAGES = TOKENS = 64
+
+
+def compile_ahead(plan: Plan, jobs: int) -> None:
+    """Run every op once at every shape of the plan, on a pool of a few pages, in `jobs` processes.
+
+    A kernel that fails here fails again where it is measured, and is reported there.
+    """
+    spawn = multiprocessing.get_context("spawn")  # a fork would inherit the device's state
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
+        asked = [
+            workers.submit(run_once, plan, formats, page_tokens)
+            for page_tokens in plan.page_tokens
+            for formats in plan.formats
+        ]
+        for each in asked:
+            each.exception()
+
+
+def run_once(plan: Plan, formats: Formats, page_tokens: int) -> None:
+    """One store, one copy, and one decode a case."""
+    random = torch.Generator(plan.device).manual_seed(0)
+    pool = empty_pool(formats, plan.shape, PAGES, page_tokens, plan.device)
+    k, v = (random_rows(TOKENS, plan.shape, plan.shape.kv_heads, random) for _ in "kv")
+    slots = torch.arange(TOKENS, device=plan.device)
+    ops.store(k, v, pool.k, pool.v, slots, backend=plan.backend)
+    pages = torch.arange(PAGES, device=plan.device).view(2, -1)
+    ops.copy_pages((pool.k, pool.v), pages[0], pages[1], backend=plan.backend)
+    for case in plan.cases:
+        q = random_rows(case.batch, plan.shape, plan.shape.heads, random)
+        ops.decode(
+            *(q, pool.k, pool.v, _first_page_only(case, pool), TIER),
+            scale=plan.shape.dim**-0.5,
+            backend=plan.backend,
+        )
+
+
+def _first_page_only(case: Case, pool: Pool) -> Batch:
+    """The case's batch with page 0 in every place: the shapes count, and no memory is needed."""
+    page_tokens, device = pool.k.lead[2], next(iter(pool.k.planes.values())).device
+    columns = -(-case.context // page_tokens)
+    table = torch.zeros(case.batch, columns, dtype=torch.int32, device=device)
+    return Batch(
+        torch.arange(case.batch + 1, dtype=torch.int32, device=device),
+        torch.full((case.batch,), case.context, dtype=torch.int32, device=device),
+        {TIER: Table(table, torch.zeros(case.batch, dtype=torch.int64, device=device))},
+        page_tokens,
+    )
