@@ -15,6 +15,8 @@ from kvq_codecs.errors import CodecError
 
 Array = Any  # NumPy, torch or CuPy: whatever the caller brought
 
+HALF_NAN = 0x7E00  # the float16 bits that a NaN is stored with
+
 if sys.byteorder != "little":
     raise ImportError("kvq-codecs views numbers as bytes and needs a little-endian machine")
 
@@ -104,7 +106,7 @@ def half(xp: Any, values: Array) -> Array:
     Not left to the conversion: CUDA's writes 0x7FFF, a processor's keeps sign and payload.
     """
     bits = xp.astype(values, xp.float16).view(xp.int16)
-    nan = scalar(xp, values, 0x7E00, "int16")
+    nan = scalar(xp, values, HALF_NAN, "int16")
     return xp.where(xp.isnan(values), nan, bits).view(xp.float16)
 
 

@@ -28,10 +28,13 @@ SPEC = Spec(
     source="kvq (not GGUF's q4_0)",
 )
 
+LARGEST = 8  # scale = fp16(amax / LARGEST)
+LOWEST, HIGHEST = -8, 7  # codes
+
 
 def encode(xp: Any, rows: Array) -> dict[str, Array]:
-    quotient, scale = quotients(xp, rows, 8)
-    return {"codes": pack(xp, round_codes(xp, quotient, -8, 7) & 15, 4), "scale": scale}
+    quotient, scale = quotients(xp, rows, LARGEST)
+    return {"codes": pack(xp, round_codes(xp, quotient, LOWEST, HIGHEST) & 15, 4), "scale": scale}
 
 
 def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:

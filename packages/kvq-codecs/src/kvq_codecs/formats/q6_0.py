@@ -32,10 +32,13 @@ SPEC = Spec(
     source="kvq",
 )
 
+LARGEST = 31  # scale = fp16(amax / LARGEST)
+LOWEST, HIGHEST = -31, 31  # codes
+
 
 def encode(xp: Any, rows: Array) -> dict[str, Array]:
-    quotient, scale = quotients(xp, rows, 31)
-    codes = round_codes(xp, quotient, -31, 31)
+    quotient, scale = quotients(xp, rows, LARGEST)
+    codes = round_codes(xp, quotient, LOWEST, HIGHEST)
     low, high = pack(xp, codes & 15, 4), pack(xp, (codes >> 4) & 3, 2)
     return {"low": low, "high": high, "scale": scale}
 

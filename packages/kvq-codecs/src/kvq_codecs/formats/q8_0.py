@@ -26,10 +26,13 @@ SPEC = Spec(
     interchange=("scale", "codes"),
 )
 
+LARGEST = 127  # scale = fp16(amax / LARGEST)
+LOWEST, HIGHEST = -127, 127  # codes
+
 
 def encode(xp: Any, rows: Array) -> dict[str, Array]:
-    quotient, scale = quotients(xp, rows, 127)
-    return {"codes": round_codes(xp, quotient, -127, 127), "scale": scale}
+    quotient, scale = quotients(xp, rows, LARGEST)
+    return {"codes": round_codes(xp, quotient, LOWEST, HIGHEST), "scale": scale}
 
 
 def decode(xp: Any, planes: Mapping[str, Array], dim: int) -> Array:

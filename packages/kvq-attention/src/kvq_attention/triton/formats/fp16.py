@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from kvq_codecs.formats import fp16 as oracle
+from kvq_attention.triton.encode import Encoder, load_values, store_items
+from kvq_attention.triton.rounding import INFINITY_BITS, LARGEST_FP16, magnitude_bits, to_half
+from kvq_attention.triton.tile import Tile
+from kvq_attention.triton.words import load_words
+
+
+@triton.jit
+def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
+    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+    values = load_values(source, step, live, DIM, BF16)
+    magnitude = magnitude_bits(values)
+    clamped = tl.minimum(tl.maximum(values, -LARGEST_FP16), LARGEST_FP16)
+    values = tl.where(magnitude < INFINITY_BITS, clamped, values)
+    store_items(planes[0], to_half(values, magnitude > INFINITY_BITS), live, DIM)
+
+
+ENCODER = Encoder(encode)
+
+
+@triton.jit
+def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
+    """Rows as one tile of fp16."""
+    return (load_words(a, a_rows, mask, DIM, COLUMNS),)
+
+
+TILE = Tile(load, split=1, codes={"values": torch.float16})

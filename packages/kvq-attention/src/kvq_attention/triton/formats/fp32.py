@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from kvq_codecs.formats import fp32 as oracle
+from kvq_attention.triton.encode import Encoder, load_values, store_items
+from kvq_attention.triton.tile import Tile
+from kvq_attention.triton.words import load_words
+
+
+@triton.jit
+def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
+    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+    store_items(planes[0], load_values(source, step, live, DIM, BF16), live, DIM)
+
+
+ENCODER = Encoder(encode)
+
+
+@triton.jit
+def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
+    """Rows as one tile of float32."""
+    return (load_words(a, a_rows, mask, DIM, COLUMNS),)
+
+
+TILE = Tile(load, split=1, codes={"values": torch.float32})

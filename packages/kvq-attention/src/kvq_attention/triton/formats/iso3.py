@@ -2,7 +2,134 @@
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 import triton
 import triton.language as tl
 
+from kvq_attention.triton.centroids import CHUNK, STEP, encode_turned, floats, store_word
+from kvq_attention.triton.encode import Encoder
+from kvq_attention.triton.rotation import quaternions
+from kvq_attention.triton.tables import byte_tables
+from kvq_attention.triton.tile import Tile
+from kvq_attention.triton.words import load_words
 from kvq_codecs.formats import iso3 as oracle
+
+THRESHOLDS = tl.constexpr(floats(oracle.THRESHOLDS))
+SQUARES = tl.constexpr(floats(oracle.CENTROIDS * oracle.CENTROIDS))
+
+
+@triton.jit
+def write(planes, live, chunk, indices):
+    """Write the indices of a chunk: two words of `low`, one of `high`."""
+    column = tl.arange(0, STEP)[None, :]
+    high = tl.zeros(live.shape, tl.int32)
+    for word in tl.static_range(2):
+        low = tl.zeros(live.shape, tl.int32)
+        for half in tl.static_range(2):
+            index = indices[2 * word + half]
+            low |= tl.sum((index & 3) << (2 * column + 16 * half), 1)
+            high |= tl.sum((index >> 2) << (column + 16 * word + 8 * half), 1)
+        store_word(planes[0] + (chunk * (CHUNK // 4) + 4 * word), low, live)
+    store_word(planes[1] + chunk * (CHUNK // 8), high, live)
+
+
+@triton.jit
+def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
+    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+    encode_turned(
+        source, step, live, planes, planes[2], table, write, 3, THRESHOLDS, SQUARES, DIM, BF16
+    )
+
+
+ENCODER = Encoder(encode, serial=True, table=quaternions)
+
+
+# Two int16 words hold the low bits of indices 0 … 7 each, two more the top bits. Even and odd
+# values become words of nibbles, nibbles of one value in both words neighbours, and a byte
+# permutation looks four of them up at once in a table of eight bytes.
+_SPREAD = """
+    and.b32 top, top, 0x01540154;
+    shl.b32 low, top, 4;
+    or.b32 top, top, low;
+    and.b32 top, top, 0x14141414;
+    shl.b32 low, top, 2;
+    or.b32 top, top, low;
+    lop3.b32 nibbles, top, 0x44444444, nibbles, 0xea;
+"""
+_LOOK_UP = """
+    prmt.b32 low, {low[0]}, {low[1]}, pairs;
+    prmt.b32 top, {high[0]}, {high[1]}, pairs;
+    prmt.b32 ${first}, low, top, 0x5140;
+    prmt.b32 ${second}, low, top, 0x7362;
+"""
+_PAIRS = """
+    shr.b32 top, nibbles, 12;
+    and.b32 top, top, 0xf0f0;
+    lop3.b32 pairs, nibbles, 0x0f0f, top, 0xea;
+    {even}
+    shr.b32 top, nibbles, 16;
+    and.b32 top, top, 0xf0f0;
+    shr.b32 pairs, nibbles, 4;
+    lop3.b32 pairs, pairs, 0x0f0f, top, 0xea;
+    {odd}
+"""
+_TABLE = byte_tables(oracle.CENTROIDS.astype(np.float16))
+
+
+def _pairs(first: int) -> str:
+    """Values first, first + 2, first + 4, first + 6: nibbles 0 … 3 of both halves."""
+    even = _LOOK_UP.format(first=first, second=first + 4, **_TABLE)
+    odd = _LOOK_UP.format(first=first + 2, second=first + 6, **_TABLE)
+    return _PAIRS.format(even=even, odd=odd)
+
+
+UNPACK = tl.constexpr(
+    "{\n    .reg .b32 nibbles, top, low, pairs;\n"
+    "    and.b32 nibbles, $8, 0x33333333;\n    shl.b32 top, $9, 2;"
+    + _SPREAD
+    + _pairs(0)
+    + "    shr.b32 nibbles, $8, 2;\n    and.b32 nibbles, nibbles, 0x33333333;\n"
+    "    shl.b32 top, $9, 1;" + _SPREAD + _pairs(1) + "    }"
+)
+HALVES = tl.constexpr(tuple(map(float, oracle.CENTROIDS.astype(np.float16))))
+
+
+@triton.jit
+def centroid(low, high):
+    """fp16 centroids: two index bits in the low ones of `low`, the top one in bit 0 of `high`."""
+    index = (low & 3) | ((high & 1) << 2)
+    value = tl.full(index.shape, HALVES[0], tl.float16)
+    for i in tl.static_range(1, 8):
+        value = tl.where(index == i, HALVES[i], value).to(tl.float16)
+    return value
+
+
+@triton.jit
+def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
+    """Rows as eight fp16 tiles of centroids, turned values 8c … 8c + 7."""
+    low = load_words(a, a_rows, mask, DIM // 8, COLUMNS)
+    high = load_words(b, b_rows, mask, DIM // 8, COLUMNS).to(tl.int16)
+    if ASM:
+        half: tl.constexpr = tl.float16
+        return tl.inline_asm_elementwise(
+            UNPACK,
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
+            [low, high],
+            dtype=(half, half, half, half, half, half, half, half),
+            is_pure=True,
+            pack=2,
+        )
+    tiles = ()
+    for i in tl.static_range(8):
+        tiles = tiles + (centroid(low >> (2 * i), high >> i),)
+    return tiles
+
+
+TILE = Tile(
+    load,
+    split=8,
+    codes={"low": torch.int16, "high": torch.uint8},
+    scale="scale",
+    rotated=True,
+)

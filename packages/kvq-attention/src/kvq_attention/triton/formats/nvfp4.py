@@ -2,7 +2,126 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
+from kvq_attention.triton.encode import (
+    Encoder,
+    join_blocks,
+    load_values,
+    pack_nibbles,
+    row_scale,
+    split_blocks,
+    store_items,
+)
+from kvq_attention.triton.rounding import (
+    decode_minifloat,
+    divide,
+    encode_minifloat,
+    magnitude_bits,
+    minifloat,
+    or_nan,
+)
+from kvq_attention.triton.tile import Tile
+from kvq_attention.triton.words import half_of_e4m3, load_words
 from kvq_codecs.formats import nvfp4 as oracle
+from kvq_codecs.minifloat import E2M1, E4M3
+
+BLOCK = tl.constexpr(oracle.BLOCK)
+LARGEST_CODE = tl.constexpr(E2M1.largest)
+LARGEST = tl.constexpr(E4M3.largest * E2M1.largest)
+CODE = tl.constexpr(minifloat(E2M1))
+SCALE = tl.constexpr(minifloat(E4M3))
+SCALE_NAN = tl.constexpr((1 << E4M3.sign_shift) - 1)
+
+
+@triton.jit
+def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
+    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+    values = load_values(source, step, live, DIM, BF16)
+    blocks = split_blocks(values, BLOCK)
+    top = tl.max(magnitude_bits(blocks), 2)
+    scale, finite = row_scale(tl.max(top, 1), LARGEST)
+    bmax = tl.where(finite[:, None], top, 0).to(tl.float32, bitcast=True)
+    block_codes = encode_minifloat(divide(bmax, (scale * LARGEST_CODE)[:, None]), SCALE)
+    width = decode_minifloat(block_codes, SCALE) * scale[:, None]
+    # x / infinity is a zero of x's sign.
+    width = tl.where(width == 0, float("inf"), width)
+    quotients = divide(tl.where(finite[:, None, None], blocks, 0.0), width[:, :, None])
+    codes = encode_minifloat(quotients, CODE)
+    block_codes = tl.where(finite[:, None], block_codes, SCALE_NAN)
+    store_items(planes[0], pack_nibbles(join_blocks(codes)), live, DIM // 2)
+    store_items(planes[1], block_codes.to(tl.uint8), live, DIM // BLOCK)
+    tl.store(planes[2], or_nan(scale, finite), mask=live)
+
+
+ENCODER = Encoder(encode)
+
+
+SPAN = tl.constexpr(oracle.BLOCK)
+
+# Two int16 words hold codes 0 … 3 each. A code's sign goes to bit 15 of its half, exponent and
+# mantissa to bits 11 … 9: fp16 · 2⁻¹⁴, subnormals too.
+UNPACK = tl.constexpr(
+    """{
+    .reg .b32 a, b;
+    shl.b32 a, $4, 12;
+    shl.b32 b, $4, 9;
+    and.b32 b, b, 0x0e000e00;
+    lop3.b32 $0, a, 0x80008000, b, 0xea;
+    shl.b32 a, $4, 8;
+    shl.b32 b, $4, 5;
+    and.b32 b, b, 0x0e000e00;
+    lop3.b32 $1, a, 0x80008000, b, 0xea;
+    shl.b32 a, $4, 4;
+    shl.b32 b, $4, 1;
+    and.b32 b, b, 0x0e000e00;
+    lop3.b32 $2, a, 0x80008000, b, 0xea;
+    shr.b32 b, $4, 3;
+    and.b32 b, b, 0x0e000e00;
+    lop3.b32 $3, $4, 0x80008000, b, 0xea;
+    }"""
+)
+
+
+@triton.jit
+def half_of_e2m1(codes):
+    """e2m1 codes in the low four bits of int16 as fp16 · 2⁻¹⁴, exactly."""
+    bits = ((codes & 8) << 12) | ((codes & 7) << 9)
+    return bits.to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
+    """Rows as four fp16 tiles of code · block scale · 2⁻⁸, values 4c … 4c + 3.
+
+    A code has two significant bits and a scale four, so their product is exact in fp16.
+    """
+    word = load_words(a, a_rows, mask, DIM // 4, COLUMNS)
+    code = load_words(b, b_rows, mask, DIM // SPAN, COLUMNS * 4 // SPAN)
+    scale = half_of_e4m3(code.to(tl.int16)) * 16384.0  # · 2⁶ in all
+    spread = tl.broadcast_to(scale[:, :, None], (scale.shape[0], scale.shape[1], SPAN // 4))
+    scale = tl.reshape(spread, (scale.shape[0], COLUMNS))
+    if ASM:
+        x0, x1, x2, x3 = tl.inline_asm_elementwise(
+            UNPACK,
+            "=&r,=&r,=&r,=&r,r",
+            [word],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        x0, x1 = half_of_e2m1(word), half_of_e2m1(word >> 4)
+        x2, x3 = half_of_e2m1(word >> 8), half_of_e2m1(word >> 12)
+    return x0 * scale, x1 * scale, x2 * scale, x3 * scale
+
+
+TILE = Tile(
+    load,
+    split=4,
+    codes={"codes": torch.int16, "block_scale": torch.uint8},
+    scale="row_scale",
+    factor=256.0,
+)

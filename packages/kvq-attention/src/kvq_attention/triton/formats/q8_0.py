@@ -2,7 +2,65 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
+from kvq_attention.triton.encode import (
+    BLOCK,
+    Encoder,
+    block_quotients,
+    join_blocks,
+    load_values,
+    store_items,
+)
+from kvq_attention.triton.rounding import round_codes
+from kvq_attention.triton.tile import Tile
+from kvq_attention.triton.words import load_words
 from kvq_codecs.formats import q8_0 as oracle
+
+LARGEST = tl.constexpr(oracle.LARGEST)
+LOWEST = tl.constexpr(oracle.LOWEST)
+HIGHEST = tl.constexpr(oracle.HIGHEST)
+
+
+@triton.jit
+def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
+    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+    values = load_values(source, step, live, DIM, BF16)
+    quotients, scale = block_quotients(values, LARGEST)
+    codes = round_codes(quotients, LOWEST, HIGHEST)
+    store_items(planes[0], join_blocks(codes).to(tl.uint8), live, DIM)
+    store_items(planes[1], scale, live, DIM // BLOCK)
+
+
+ENCODER = Encoder(encode)
+
+
+# Two int16 words hold codes 0 … 3. x ^ 0x80 is code + 128; under the high byte 0x64 it is the
+# fp16 number 1152 + code, and the difference is exact.
+UNPACK = tl.constexpr(
+    """{
+    .reg .b32 a, magic;
+    xor.b32 a, $2, 0x80808080;
+    mov.b32 magic, 0x64806480;
+    prmt.b32 $0, a, 0x64646464, 0x4240;
+    prmt.b32 $1, a, 0x64646464, 0x4341;
+    sub.rn.f16x2 $0, $0, magic;
+    sub.rn.f16x2 $1, $1, magic;
+    }"""
+)
+
+
+@triton.jit
+def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
+    """Rows as two fp16 tiles of codes, even and odd values."""
+    word = load_words(a, a_rows, mask, DIM // 2, COLUMNS)
+    if ASM:
+        return tl.inline_asm_elementwise(
+            UNPACK, "=&r,=&r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
+    return ((word << 8) >> 8).to(tl.float16), (word >> 8).to(tl.float16)
+
+
+TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="scale")
