@@ -137,7 +137,7 @@ def encode_turned(
                 turned = turn_step(x * inverse[:, None], tl.load(quads + first))
                 index, square = nearest(turned, BITS, THRESHOLDS, SQUARES)
                 total = add_in_order(total, square)
-                indices = (*indices, index)
+                indices = indices + (index,)
             WRITE(planes, live, block * (BLOCK // CHUNK) + chunk, indices)
         scale = tl.div_rn(norm, tl.sqrt_rn(total))
         tl.store(scales + block, to_half(scale, scale != scale), mask=live)

@@ -274,5 +274,5 @@ def _items(planes, strides, page, head, offset):
     rows = ()
     for i in tl.static_range(len(planes)):
         where = page * strides[i][0] + head * strides[i][1] + offset * strides[i][2]
-        rows = (*rows, planes[i] + where)
+        rows = rows + (planes[i] + where,)
     return rows

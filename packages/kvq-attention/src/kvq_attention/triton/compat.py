@@ -1,0 +1,35 @@
+"""What differs between Triton's interpreter and a compiled kernel."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+# Read when a kernel is decorated, so it holds for as long as the process lives.
+INTERPRETED: bool = bool(knobs.runtime.interpret)
+
+# For kernels: the interpreter computes bf16 wrongly and has no inline assembly.
+INTERPRET = tl.constexpr(INTERPRETED)
+
+
+def has_ptx(device: torch.device) -> bool:
+    """Whether kernels for a device may hold PTX: compiled ones for NVIDIA."""
+    return device.type == "cuda" and torch.version.hip is None and not INTERPRETED
+
+
+def unavailable(device: str) -> str | None:
+    """Why Triton's kernels cannot run on a torch device type; None if they can."""
+    if device == "cuda":
+        return None
+    if device == "cpu":
+        if INTERPRETED:
+            return None
+        return (
+            "Triton runs on a CPU only in its interpreter (TRITON_INTERPRET=1), which is for tests"
+        )
+    return f"Triton's kernels run on cuda devices, not on {device}"
+
+
+__all__ = ["INTERPRET", "INTERPRETED", "has_ptx", "triton", "unavailable"]

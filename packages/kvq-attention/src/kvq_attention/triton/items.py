@@ -1,0 +1,64 @@
+"""Work items: how a batch's attention is cut into pieces of a fixed size, on the device.
+
+A request's visible positions are cut into chunks, its query rows (query token × head of a KV
+head's group) into groups of up to ROWS. A piece is one (chunk, group) of a request and one KV
+head. The cut depends on the request's own lengths alone, and its partial results are merged in
+order, so the bits it gets do not depend on its company.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def chunking(
+    queries,
+    length,
+    window,
+    WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+):
+    """Where requests' chunks begin, how long one is and how many there are.
+
+    Chunks begin on a multiple of TOKENS and hold CHUNK tokens, more in sequences that would need
+    more than MAX_CHUNKS.
+    """
+    if WINDOW:
+        first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
+    else:
+        first = length * 0
+    visible = tl.maximum(length - first, 0)
+    tiles = (visible + MAX_CHUNKS * TOKENS - 1) // (MAX_CHUNKS * TOKENS)
+    size = tl.maximum(tiles * TOKENS, CHUNK)
+    count = (visible + size - 1) // size
+    return first, size, tl.where(queries > 0, count, 0)
+
+
+@triton.jit
+def piece_ends(
+    query_offsets,
+    seq_lens,
+    num_requests,
+    window,
+    WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    REQUESTS: tl.constexpr,
+):
+    """Pieces of one KV head up to and with each request, [REQUESTS], and of each alone."""
+    index = tl.arange(0, REQUESTS)
+    live = index < num_requests
+    start = tl.load(query_offsets + index, mask=live, other=0)
+    stop = tl.load(query_offsets + index + 1, mask=live, other=0)
+    length = tl.load(seq_lens + index, mask=live, other=0)
+    _, _, chunks = chunking(stop - start, length, window, WINDOW, TOKENS, CHUNK, MAX_CHUNKS)
+    groups = ((stop - start) * GROUP + ROWS - 1) // ROWS
+    pieces = tl.where(live, chunks * groups, 0)
+    return tl.cumsum(pieces, 0), pieces

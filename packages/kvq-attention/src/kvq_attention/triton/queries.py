@@ -1,0 +1,50 @@
+"""Query rows as the decode kernel multiplies them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_queries(
+    q,
+    mask,
+    block,
+    DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Rows [16, COLUMNS] float32, split as a tile is.
+
+    q: pointer [16] to each row; block [16]: the block of BLOCK values whose share of the score a
+    row is for, other values are 0; BLOCK = 0: all values.
+    """
+    column = tl.arange(0, COLUMNS)
+    keep = mask[:, None] & (column * SPLIT < DIM)[None, :]
+    if BLOCK != 0:
+        keep = keep & (column[None, :] * SPLIT // BLOCK == block[:, None])
+    tiles = ()
+    for i in tl.static_range(SPLIT):
+        x = tl.load(q[:, None] + column[None, :] * SPLIT + i, mask=keep, other=0.0)
+        tiles = tiles + (x.to(tl.float32),)
+    return tiles
+
+
+@triton.jit
+def normalize(tiles, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
+    """Rows in DTYPE, scaled by powers of two to a largest value in [1, 2), and the powers [16].
+
+    Scaling is exact; it keeps what float32 and bf16 hold within fp16's range.
+    """
+    top = tl.max(tl.abs(tiles[0]), 1)
+    for i in tl.static_range(1, SPLIT):
+        top = tl.maximum(top, tl.max(tl.abs(tiles[i]), 1))
+    exponent = (top.to(tl.int32, bitcast=True) >> 23) & 0xFF
+    exponent = tl.minimum(tl.maximum(exponent, 1), 253)
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    scaled = ()
+    for i in tl.static_range(SPLIT):
+        scaled = scaled + ((tiles[i] * inverse[:, None]).to(DTYPE),)
+    return scaled, (exponent << 23).to(tl.float32, bitcast=True)

@@ -1,0 +1,47 @@
+"""iso's quaternions on split tiles: a group of four values is the same column of four tiles."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from kvq_codecs.rotation import QUATERNIONS
+
+GROUPS = tl.constexpr(len(QUATERNIONS))
+
+
+@cache
+def quaternions(device: torch.device) -> torch.Tensor:
+    """(w, x, y, z) of the groups of a block, float32 [32, 4], on a device."""
+    return torch.from_numpy(QUATERNIONS.copy()).to(device)
+
+
+@triton.jit
+def turn(tiles, table, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, BACK: tl.constexpr):
+    """Left products of the groups in `tiles` ([rows, COLUMNS] each) with their quaternions.
+
+    BACK = with the conjugates, which undoes it.
+    """
+    turned = ()
+    for quad in tl.static_range(SPLIT // 4):
+        group = (tl.arange(0, COLUMNS) * (SPLIT // 4) + quad) % GROUPS
+        w = tl.load(table + group * 4)[None, :]
+        x = tl.load(table + group * 4 + 1)[None, :]
+        y = tl.load(table + group * 4 + 2)[None, :]
+        z = tl.load(table + group * 4 + 3)[None, :]
+        if BACK:
+            x, y, z = -x, -y, -z
+        a = tiles[4 * quad]
+        b = tiles[4 * quad + 1]
+        c = tiles[4 * quad + 2]
+        d = tiles[4 * quad + 3]
+        turned = turned + (
+            w * a - x * b - y * c - z * d,
+            w * b + x * a + y * d - z * c,
+            w * c - x * d + y * a + z * b,
+            w * d + x * c - y * b + z * a,
+        )
+    return turned
