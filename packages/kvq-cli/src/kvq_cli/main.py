@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvq_cli.commands import bench, ctl
+from kvq_cli.commands.check import check
 from kvq_cli.commands.formats import formats
 from kvq_cli.commands.plan import plan
 from kvq_cli.commands.serve import serve
@@ -17,8 +18,9 @@ from kvq_cli.commands.version import print_versions
 app = typer.Typer(
     name="kvq",
     help="Serve language models from quantized, paged key/value caches.",
-    epilog="Exit codes: 0 done (or a server ended by Ctrl-C), 2 wrong input or refused, 3 no kvq "
-    "server answers (ctl), 4 it failed at what was asked (ctl, bench), 130 interrupted.",
+    epilog="Exit codes: 0 done (or a server ended by Ctrl-C), 1 a check that disagrees, 2 wrong "
+    "input or refused, 3 no kvq server answers (ctl), 4 it failed at what was asked (ctl, bench), "
+    "130 interrupted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +29,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(plan)
 app.command()(formats)
+app.command()(check)
 app.add_typer(ctl.app, name="ctl")
 app.add_typer(bench.app, name="bench")
 

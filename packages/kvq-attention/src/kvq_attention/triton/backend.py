@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from kvq_attention.triton.compat import unavailable
 from kvq_attention.triton.decode import decode
+from kvq_attention.triton.store import store
 
-__all__ = ["decode", "unavailable"]
+__all__ = ["decode", "store", "unavailable"]

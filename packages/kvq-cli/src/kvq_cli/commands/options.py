@@ -104,6 +104,22 @@ AttentionBackend = Annotated[
         rich_help_panel=CACHE,
     ),
 ]
+CheckBackend = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|reference|triton",
+        help="What is tried. auto: for each operation what `kvq serve` would take.",
+    ),
+]
+CheckCacheDtypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kv-cache-dtype",
+        metavar="CODEC|k=CODEC,v=CODEC",
+        help="A format to try; may be given several times. Default: every codec.",
+        show_default=False,
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(

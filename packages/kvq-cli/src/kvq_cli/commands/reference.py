@@ -16,6 +16,7 @@ EXIT_CODES = """
 | code | means |
 | --- | --- |
 | 0 | done; also a server that Ctrl-C ended |
+| 1 | `kvq check`: something does not agree; any command: a defect, with its traceback |
 | 2 | wrong input, or a server refused it: one message on standard error says what is allowed |
 | 3 | `kvq ctl`: no server answers at the URL, or it is not kvq's |
 | 4 | `kvq ctl`: the server failed at it; the message says whether it serves on |

@@ -1,0 +1,135 @@
+"""Tries the ops of this machine on a small cache and compares them with what they must give.
+
+A launch that did not happen where it was said to is a failure as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+import kvq_codecs
+from kvq_attention import launches, support
+from kvq_attention.accuracy import MAX_ERROR
+from kvq_attention.errors import UnsupportedError
+from kvq_attention.needs import Need
+from kvq_attention.trial import Layer, Trial
+from kvq_codecs import CodecError
+
+TRIED = ("store", "decode", "copy_pages")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one format.
+
+    Attributes
+    ----------
+    k, v : codec names
+    backends : op → the backend that serves it
+    refused : op → why none does
+    errors : op → how far it is from what it must give: rows whose bytes differ, for decode the
+        relative error
+    failed : op → the exception that it ended with
+    launched : backend → op → launches
+    max_error : largest relative error of decode that is allowed
+    """
+
+    k: str
+    v: str
+    max_error: float
+    backends: dict[str, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    launched: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The codec, or k=CODEC,v=CODEC."""
+        return self.k if self.k == self.v else f"k={self.k},v={self.v}"
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not as it should be, a line each."""
+        found = [f"{op} failed: {words}" for op, words in self.failed.items()]
+        for op, error in self.errors.items():
+            if op != "decode" and error:
+                found.append(f"{op}: {error:.0f} rows do not hold the bytes they must")
+            elif not error <= self.max_error:
+                found.append(
+                    f"decode: error {error:.2g} against attention in float64, at most "
+                    f"{self.max_error:.2g} is allowed"
+                )
+        for backend, counted in self.launched.items():
+            for op, count in counted.items():
+                wanted = op in self.errors and self.backends[op] == backend
+                if wanted != bool(count):
+                    found.append(f"{op}: {backend} was launched {count} times")
+        return [f"{self.name}: {problem}" for problem in found]
+
+
+def run(
+    formats: Iterable[tuple[str, str]],
+    layer: Layer,
+    device: str,
+    dtype: torch.dtype,
+    *,
+    backend: str = support.AUTO,
+) -> list[Outcome]:
+    """Try every format; `Outcome.problems` says what is wrong.
+
+    Parameters
+    ----------
+    formats : codec names (of K, of V)
+    device, dtype : where, and of what type the queries, keys and values are
+    backend : "auto" or a name; what a named one does not serve is not tried
+
+    Raises `UnsupportedError` when nothing is left to try, with what the first format lacks.
+    """
+    found = [_try(pair, layer, device, dtype, backend) for pair in formats]
+    if not any(outcome.backends.keys() & set(TRIED) for outcome in found):
+        raise UnsupportedError(next(iter(found[0].refused.values())))
+    return found
+
+
+def _try(
+    pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype, backend: str
+) -> Outcome:
+    outcome = Outcome(*pair, MAX_ERROR[dtype])
+    for op in support.OPS:
+        try:
+            needs = _needs(op, pair, layer, device, dtype)
+            outcome.backends[op] = support.pick(backend, needs)
+        except (UnsupportedError, CodecError) as error:
+            outcome.refused[op] = str(error)
+    if not outcome.backends:
+        return outcome
+    trial = Trial.of(pair, layer, device, dtype)
+    with launches.counting() as launched:
+        for op in TRIED:
+            if op not in outcome.backends:
+                continue
+            attempt: Callable[[str], float] = getattr(trial, op)
+            try:
+                outcome.errors[op] = attempt(outcome.backends[op])
+            except Exception as error:  # whatever broke, the other ops and formats are of interest
+                outcome.failed[op] = f"{type(error).__name__}: {error}"
+    outcome.launched = launched
+    return outcome
+
+
+def _needs(
+    op: str, pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype
+) -> list[Need]:
+    """What a call of the trial needs; pages of K and of V are copied each for itself."""
+    for name in pair:
+        kvq_codecs.get(name).spec.check(layer.head_dim)
+    features = {"gqa"} if op in ("decode", "extend") and layer.heads != layer.kv_heads else set()
+    if dtype == torch.float64 and op != "copy_pages":
+        features.add("float64")
+    sizes = layer.head_dim, layer.head_dim, layer.page_tokens
+    pairs = [(name, name) for name in pair] if op == "copy_pages" else [pair]
+    return [Need(op, *codecs, *sizes, device, frozenset(features)) for codecs in pairs]

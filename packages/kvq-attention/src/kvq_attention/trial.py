@@ -1,0 +1,210 @@
+"""A small cache whose bytes and attention are known: what `selfcheck` tries the ops on.
+
+Bytes are those of the codecs by NumPy; attention is in float64 over the rows that the codecs
+decode, by NumPy too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import kvq_codecs
+from kvq_attention import ops
+from kvq_attention.accuracy import relative_error
+from kvq_attention.batch import Batch, Table
+from kvq_attention.errors import TensorError
+from kvq_codecs import Encoded
+
+TIER = "trial"
+SPARE_PAGES = 3
+V_GAIN = 37.0  # so that a swapped scale shows
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The shape of what is tried.
+
+    Attributes
+    ----------
+    heads, kv_heads : query heads, key/value heads
+    head_dim : values a row
+    page_tokens : tokens a page
+    """
+
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    page_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        sizes = (self.heads, self.kv_heads, self.head_dim, self.page_tokens)
+        if min(sizes) < 1 or self.heads % self.kv_heads:
+            raise TensorError(
+                "heads, kv_heads, head_dim and page_tokens must be at least 1 and heads a multiple "
+                f"of kv_heads, got {self}"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """Requests of several lengths on pages in random order; all other bytes are 0xFF.
+
+    Attributes
+    ----------
+    q : [R, Hq, D], one query a request
+    k, v : [T, Hkv, D], all requests' rows
+    slots : int64 [T]
+    pages : each request's
+    lengths : tokens of each request
+    spare : pages of nobody
+    k_expected, v_expected : the caches once all is stored, NumPy planes
+    """
+
+    layer: Layer
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    slots: torch.Tensor
+    pages: list[list[int]]
+    lengths: list[int]
+    spare: list[int]
+    k_expected: Encoded
+    v_expected: Encoded
+
+    @classmethod
+    def of(cls, pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype) -> Trial:
+        random = np.random.default_rng(0)
+        n = layer.page_tokens
+        lengths = [1, n, n + 1, 3 * n - 1]
+        counts = [-(-length // n) for length in lengths]
+        num_pages = sum(counts) + SPARE_PAGES
+        ids = random.permutation(num_pages).tolist()
+        pages = [[ids.pop() for _ in range(count)] for count in counts]
+        slots = np.concatenate(
+            [
+                [own[p // n] * n + p % n for p in range(length)]
+                for own, length in zip(pages, lengths, strict=True)
+            ]
+        )
+
+        def normal(count: int, heads: int) -> torch.Tensor:
+            values = random.standard_normal((count, heads, layer.head_dim))
+            return torch.from_numpy(values).to(dtype)
+
+        k, v = normal(len(slots), layer.kv_heads), V_GAIN * normal(len(slots), layer.kv_heads)
+        q = normal(len(lengths), layer.heads)
+        caches = [
+            _stored(codec, num_pages, layer, rows, slots)
+            for codec, rows in zip(pair, (k, v), strict=True)
+        ]
+        where = torch.from_numpy(slots.astype(np.int64)).to(device)
+        k, v = k.to(device), v.to(device)
+        return cls(layer, q.to(device), k, v, where, pages, lengths, ids, *caches)
+
+    @property
+    def expected(self) -> tuple[Encoded, Encoded]:
+        """Both caches once all is stored."""
+        return self.k_expected, self.v_expected
+
+    def store(self, backend: str) -> int:
+        """Rows that a store of everything, between two tokens of padding, gets wrong."""
+        k_cache, v_cache = (self._on_device(cache.map(_blank)) for cache in self.expected)
+        padding = torch.full((1,), -1, dtype=torch.int64, device=self.slots.device)
+        slots = torch.cat([padding, self.slots, padding])
+        k, v = (torch.cat([x[:1], x, x[:1]]) for x in (self.k, self.v))
+        ops.store(k, v, k_cache, v_cache, slots, backend=backend)
+        return _wrong_rows(k_cache, self.k_expected) + _wrong_rows(v_cache, self.v_expected)
+
+    def decode(self, backend: str) -> float:
+        """The largest relative error of one query of each request."""
+        k_cache, v_cache = map(self._on_device, self.expected)
+        scale = self.layer.head_dim**-0.5
+        out = ops.decode(
+            self.q, k_cache, v_cache, self._batch(), TIER, scale=scale, backend=backend
+        )
+        requests = zip(self.q.cpu().double(), *map(self._decoded, self.expected), strict=True)
+        wanted = torch.stack([_attention(q, k, v, scale) for q, k, v in requests])
+        return relative_error(out.cpu(), wanted)
+
+    def copy_pages(self, backend: str) -> int:
+        """Rows that are wrong after the last request's first pages were copied to spare ones."""
+        caches = [self._on_device(cache) for cache in self.expected]
+        sources, targets = self.pages[-1][:2], self.spare[:2]
+        ids = [
+            torch.tensor([-1, *pages], dtype=torch.int64, device=self.slots.device)
+            for pages in (sources, targets)
+        ]
+        ops.copy_pages(caches, *ids, backend=backend)
+        for cache in self.expected:
+            for plane in cache.planes.values():
+                plane[targets] = plane[sources]
+        return sum(map(_wrong_rows, caches, self.expected))
+
+    def _on_device(self, cache: Encoded) -> Encoded:
+        return cache.map(lambda plane: torch.from_numpy(plane.copy()).to(self.slots.device))
+
+    def _batch(self) -> Batch:
+        def tensor(values: object, dtype: torch.dtype) -> torch.Tensor:
+            return torch.tensor(values, dtype=dtype, device=self.slots.device)
+
+        width = max(map(len, self.pages))
+        table = [own + [-1] * (width - len(own)) for own in self.pages]
+        last = torch.tensor(self.lengths).cumsum(0).to(self.slots.device) - 1
+        return Batch(
+            query_offsets=tensor(list(range(len(self.lengths) + 1)), torch.int32),
+            seq_lens=tensor(self.lengths, torch.int32),
+            tables={TIER: Table(tensor(table, torch.int32), self.slots[last])},
+            page_tokens=self.layer.page_tokens,
+        )
+
+    def _decoded(self, cache: Encoded) -> list[torch.Tensor]:
+        """Each request's rows float64 [L, Hkv, D]."""
+        n = self.layer.page_tokens
+        page, offset = np.divmod(self.slots.cpu().numpy(), n)
+        packed = cache.map(lambda plane: plane[page, :, offset])
+        rows = torch.from_numpy(kvq_codecs.get(cache.spec.name).decode(packed)).double()
+        return list(torch.split(rows, self.lengths))
+
+
+def _stored(
+    codec: str, num_pages: int, layer: Layer, rows: torch.Tensor, slots: np.ndarray[Any, Any]
+) -> Encoded:
+    """A cache on the host with rows [T, Hkv, D] in their slots and 0xFF everywhere else."""
+    found = kvq_codecs.get(codec)
+    given = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32).numpy()
+    encoded = found.encode(given)
+    page, offset = np.divmod(slots, layer.page_tokens)
+    planes = {}
+    for plane in found.spec.planes:
+        lead = num_pages, layer.kv_heads, layer.page_tokens
+        planes[plane.name] = _blank(np.empty((*lead, plane.row_items(layer.head_dim)), plane.dtype))
+        planes[plane.name][page, :, offset] = encoded.planes[plane.name]
+    return Encoded(found.spec, layer.head_dim, planes)
+
+
+def _blank(plane: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same shape and type, all bytes 0xFF: NaN wherever a plane can say so."""
+    return np.full((*plane.shape[:-1], plane.shape[-1] * plane.itemsize), 0xFF, np.uint8).view(
+        plane.dtype
+    )
+
+
+def _wrong_rows(cache: Encoded, expected: Encoded) -> int:
+    """Rows [page, head, offset] any of whose bytes differ."""
+    wrong = np.zeros(expected.lead, bool)
+    for name, plane in expected.planes.items():
+        got = cache.planes[name].cpu().contiguous().view(torch.uint8).numpy()
+        wrong |= (got != plane.view(np.uint8)).any(axis=-1)
+    return int(wrong.sum())
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """One query token q [Hq, D] over k [L, Hkv, D], v: float64 [Hq, D]."""
+    group = q.shape[0] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    weights = (scale * torch.einsum("hd,lhd->hl", q, k)).softmax(dim=-1)
+    return torch.einsum("hl,lhd->hd", weights, v)

@@ -1,0 +1,129 @@
+"""The check that users run: it passes on what works and finds what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import kvq_codecs
+from kvq_attention import TensorError, UnsupportedError, reference, selfcheck, support
+from kvq_attention.accuracy import MAX_ERROR
+from kvq_attention.selfcheck import Outcome
+from kvq_attention.trial import Layer
+
+SMALL = Layer(heads=4, kv_heads=2, head_dim=64)
+
+
+def one(
+    layer: Layer = SMALL, dtype: torch.dtype = torch.float32, k: str = "q8_0", v: str = "q4_0"
+) -> Outcome:
+    (outcome,) = selfcheck.run([(k, v)], layer, "cpu", dtype)
+    return outcome
+
+
+def test_every_codec_agrees_on_the_reference(device: str) -> None:
+    formats = [(name, name) for name in kvq_codecs.names()]
+    layer = Layer(heads=4, kv_heads=2)
+    for outcome in selfcheck.run(formats, layer, device, torch.bfloat16, backend="reference"):
+        assert outcome.problems == []
+        assert outcome.backends == dict.fromkeys(support.OPS, "reference")
+        assert outcome.errors.keys() == {"store", "decode", "copy_pages"}
+        assert 0 < outcome.errors["decode"] <= outcome.max_error == MAX_ERROR[torch.bfloat16]
+        ran = {"store": 1, "decode": 1, "extend": 0, "copy_pages": 1}
+        assert outcome.launched["reference"] == ran
+
+
+@pytest.mark.parametrize("page_tokens", [1, 16, 256])
+def test_any_shape_and_two_codecs(page_tokens: int) -> None:
+    outcome = one(Layer(heads=6, kv_heads=2, head_dim=96, page_tokens=page_tokens))
+    assert outcome.name == "k=q8_0,v=q4_0"
+    assert outcome.problems == []
+    assert len(outcome.errors) == 3
+
+
+def test_a_codec_that_does_not_fit_is_said_to_be_untried() -> None:
+    fits, other = selfcheck.run([("q8_0", "q8_0"), ("iso3",) * 2], SMALL, "cpu", torch.float32)
+    assert fits.refused == {}
+    assert other.backends == other.errors == other.launched == {}
+    assert "not a multiple of 128" in other.refused["store"]
+    assert other.problems == []
+
+
+def test_what_no_backend_serves_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"head_dim 32 .*can: reference"):
+        selfcheck.run(
+            [("q8_0", "q8_0")], Layer(head_dim=32), "cuda", torch.float32, backend="triton"
+        )
+    with pytest.raises(UnsupportedError, match="unknown attention backend 'turbo'"):
+        selfcheck.run([("q8_0", "q8_0")], SMALL, "cpu", torch.float32, backend="turbo")
+    with pytest.raises(TensorError, match=r"heads a multiple of kv_heads, got .*heads=3"):
+        Layer(heads=3, kv_heads=2)
+
+
+def wrong_byte(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: torch.Tensor) -> None:
+    STORE(k, v, k_cache, v_cache, slots)
+    page, offset = divmod(int(slots[5]), k_cache.lead[2])
+    v_cache.planes["codes"][page, 1, offset, 3] ^= 1
+
+
+def stray_row(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: torch.Tensor) -> None:
+    STORE(k, v, k_cache, v_cache, slots.clamp(min=0))
+
+
+def larger(*args: Any) -> torch.Tensor:
+    return DECODE(*args) * 1.01
+
+
+def one_nan(*args: Any) -> torch.Tensor:
+    out = DECODE(*args)
+    out[1, 0, 0] = torch.nan
+    return out
+
+
+def only_k(caches: Any, source: torch.Tensor, target: torch.Tensor) -> None:
+    COPY(caches[:1], source, target)
+
+
+def breaks(*args: Any) -> None:
+    raise RuntimeError("no kernel image")
+
+
+def does_nothing(*args: Any) -> None:
+    return None
+
+
+STORE, DECODE, COPY = reference.store, reference.decode, reference.copy_pages
+
+
+@pytest.mark.parametrize(
+    ("op", "instead", "said"),
+    [
+        ("store", wrong_byte, ["store: 1 rows do not hold the bytes they must"]),
+        ("decode", larger, ["decode: error 0.01 against attention in float64, at most 0.002"]),
+        ("decode", one_nan, ["decode: error inf against"]),
+        ("copy_pages", only_k, ["copy_pages: 64 rows do not hold"]),
+        ("decode", breaks, ["decode failed: RuntimeError: no kernel image"]),
+        (
+            "copy_pages",
+            does_nothing,
+            ["copy_pages: 128 rows", "copy_pages: reference was launched 0 times"],
+        ),
+    ],
+)
+def test_what_is_wrong_is_found(
+    monkeypatch: pytest.MonkeyPatch, op: str, instead: Callable[..., Any], said: list[str]
+) -> None:
+    monkeypatch.setattr(reference, op, instead)
+    problems = one().problems
+    assert len(problems) == len(said)
+    for problem, words in zip(problems, said, strict=True):
+        assert problem.startswith(f"k=q8_0,v=q4_0: {words}")
+
+
+def test_a_stray_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "store", stray_row)
+    (problem,) = one().problems
+    assert "store: " in problem

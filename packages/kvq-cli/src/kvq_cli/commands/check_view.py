@@ -1,0 +1,75 @@
+"""The record of `kvq check` for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvq_cli.commands.screen import Screen, framed
+
+Record = dict[str, Any]
+
+
+def show(screen: Screen, record: Record) -> None:
+    """The machine, a row a format, and why something was not tried."""
+    screen.show(framed("kvq check", _machine(record)))
+    ops = list(record["formats"][0]["ops"])
+    screen.table(
+        f"{record['shape']}, pages of {record['page_tokens']} tokens, {record['dtype']}",
+        ["format", *ops],
+        [
+            [row["format"], *(_cell(found) for found in row["ops"].values())]
+            for row in record["formats"]
+        ],
+    )
+    for reason in _reasons(record):
+        screen.say(f"not tried: {reason}")
+    for backend, counted in record["launches"].items():
+        launches = ", ".join(f"{op} {count}" for op, count in counted.items())
+        screen.say(f"launches of {backend}: {launches}")
+    if record["agrees"]:
+        screen.say("all that was tried agrees with the formats' definition")
+
+
+def _machine(record: Record) -> list[tuple[str, str]]:
+    device = record["device"]
+    capability = device["compute_capability"]
+    return [
+        ("versions", ", ".join(f"{name} {v}" for name, v in record["versions"].items())),
+        (device["type"], device["name"]),
+        *([("compute capability", capability)] if capability else []),
+        *(
+            (name, facts["unavailable"] or f"runs on {device['type']}")
+            for name, facts in record["backends"].items()
+        ),
+    ]
+
+
+def _cell(found: Record) -> str:
+    """The backend, and how it did: rows that are wrong, or the relative error of decode."""
+    if found["backend"] is None:
+        return "—"
+    if found["failed"]:
+        return f"{found['backend']} failed"
+    if "error" in found:
+        return f"{found['backend']} {found['error']:.0e}"
+    if "wrong_rows" in found:
+        wrong = found["wrong_rows"]
+        return f"{found['backend']} {f'{wrong} wrong' if wrong else 'exact'}"
+    return str(found["backend"])
+
+
+def _reasons(record: Record) -> list[str]:
+    """Why ops were refused, a line a reason; formats are named where it is not all of them."""
+    formats: dict[str, dict[str, None]] = {}
+    ops: dict[str, dict[str, None]] = {}
+    for row in record["formats"]:
+        for op, found in row["ops"].items():
+            if found["refused"]:
+                formats.setdefault(found["refused"], {})[row["format"]] = None
+                ops.setdefault(found["refused"], {})[op] = None
+    return [
+        ", ".join(refused)
+        + (f" of {', '.join(formats[why])}" if len(formats[why]) < len(record["formats"]) else "")
+        + f": {why}"
+        for why, refused in ops.items()
+    ]

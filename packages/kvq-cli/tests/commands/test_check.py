@@ -1,0 +1,131 @@
+"""`kvq check` as its users run it; without a GPU the kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import kvq_codecs
+from kvq_attention import reference, support
+from kvq_cli.main import app
+
+SMALL = ("--shape", "4/2x128")
+OPS = ("store", "decode", "copy_pages")
+
+
+def check(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["check", *arguments], env={"COLUMNS": "120"})
+
+
+def checked(*arguments: str, code: int = 0) -> dict[str, Any]:
+    done = check(*arguments, "--json")
+    assert done.exit_code == code, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "formats"),
+    [("reference", kvq_codecs.names()), ("triton", ("bf16", "q8_0", "k=q4_0,v=nvfp4"))],
+)
+def test_p066_the_backend_that_was_asked_for_ran_and_no_other(
+    backend: str, formats: tuple[str, ...]
+) -> None:
+    asked = [word for name in formats for word in ("--kv-cache-dtype", name)]
+    found = checked(*SMALL, "--attention-backend", backend, *asked)
+    for row in found["formats"]:
+        assert {op: row["ops"][op]["backend"] for op in OPS} == dict.fromkeys(OPS, backend)
+        assert row["ops"]["store"]["wrong_rows"] == row["ops"]["copy_pages"]["wrong_rows"] == 0
+        assert (
+            row["ops"]["decode"]["error"]
+            <= row["ops"]["decode"]["max_error"]
+            == (4e-3 if torch.cuda.is_available() else 2e-3)
+        )
+    ran = {op: len(formats) * (op in OPS) for op in support.OPS}
+    assert found["launches"].pop(backend) == ran
+    assert found["launches"]
+    assert all(not any(counted.values()) for counted in found["launches"].values())
+
+
+def test_it_names_the_machine_the_versions_and_the_backends() -> None:
+    found = checked("--kv-cache-dtype", "q4_0", "--device", "cpu")
+    assert found["versions"].keys() >= {"python", "torch", "triton", "kvq-attention", "kvq-codecs"}
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["device"]["type"] == "cpu"
+    assert found["device"]["compute_capability"] is None
+    assert found["backends"].keys() == support.BACKENDS.keys()
+    assert found["backends"]["reference"] == {"unavailable": None}
+    assert found["attention_backend"] == "auto"
+    (row,) = found["formats"]
+    assert {op["backend"] for op in row["ops"].values()} == {"reference"}
+
+
+@pytest.mark.gpu
+def test_auto_runs_triton_on_a_gpu() -> None:
+    found = checked()
+    assert found["device"]["compute_capability"]
+    for row in found["formats"]:
+        assert row["ops"]["decode"]["backend"] == row["ops"]["store"]["backend"] == "triton"
+        assert row["ops"]["extend"]["backend"] == "reference"
+    assert found["launches"]["triton"]["decode"] == len(kvq_codecs.names())
+
+
+def test_people_get_a_table_with_a_row_for_each_codec() -> None:
+    done = check(*SMALL, "--device", "cpu")
+    assert done.exit_code == 0
+    for name in kvq_codecs.names():
+        assert f"│ {name} " in done.stdout
+    assert "launches of reference: store 11, decode 11, extend 0, copy_pages 11" in done.stdout
+    assert "all that was tried agrees" in done.stdout
+
+
+def test_what_is_not_tried_is_said_with_the_reason() -> None:
+    asked = ("--kv-cache-dtype", "q4_0", "--kv-cache-dtype", "iso3", "--shape", "2/1x64")
+    done = check(*asked, "--attention-backend", "triton")
+    assert done.exit_code == 0, done.output
+    assert "not tried: extend of q4_0: triton lacks extend; backends" in done.stdout
+    said = "not tried: store, decode, extend, copy_pages of iso3: iso3: head_dim 64 is not a mult"
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_disagreement_is_one_clear_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    decode = reference.decode
+    monkeypatch.setattr(reference, "decode", lambda *args: 2 * decode(*args))
+    done = check("--kv-cache-dtype", "q4_0", "--device", "cpu", *form)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "error: q4_0: decode: error 1 against attention in float64, at most 0.002 is allowed"
+    )
+    if form:
+        found = json.loads(done.stdout)
+        assert found["agrees"] is False
+        assert f"error: {found['problems'][0]}" == line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--attention-backend", "cuda"), "'cuda'; there are auto, triton, reference"),
+        (("--shape", "3/2x64"), "HEADS a multiple of KV_HEADS"),
+        (("--shape", "64"), "must be HEADS/KV_HEADSxHEAD_DIM, such as 32/8x128"),
+        (("--kv-cache-dtype", "q5_0"), "codecs are fp32, bf16"),
+        (("--device", "tpu"), "device must be auto, cpu or cuda, got 'tpu'"),
+        (
+            ("--attention-backend", "triton", "--page-tokens", "1"),
+            "triton lacks store for page_tokens 1 (has 16, 32, 64, 128); backends that can: refer",
+        ),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    done = check(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert done.stdout == ""
