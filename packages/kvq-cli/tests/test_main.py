@@ -30,6 +30,7 @@ def kvq(*arguments):
         ["--version"],
         ["formats"],
         ["plan", "--help"],
+        ["bench", "attention", "--help"],
         ["serve", "--help"],
         ["serve", "--nope"],
         ["ctl", "stats", "--help"],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-import triton.language as tl
-
 import triton
+import triton.language as tl
 
 PAGE_WORDS = 256  # of 4 bytes; four words a thread make a load of 16 bytes
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvq_attention.bench.checks import MAX_ERROR
+from kvq_attention.bench.checks import MAX_DECODE_ERROR
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -36,32 +36,24 @@ class Table:
 
 
 def tables(record: Record) -> list[Table]:
-    """Ceilings, decode case by case, peers, store, copies; those that have no rows are left out."""
-    made = [_ceilings(record)]
-    for case in _distinct(record["decode"], "case"):
-        rows = [row for row in record["decode"] if row["case"] == case]
-        title = f"decode {case}, {record['shape']}"
-        made.append(_by_codec(title, rows, "page_tokens", "page {}", _DECODE))
-    if record["peers"]:
-        cells = tuple(
-            (row["case"], row["peer"], *(form(row) for form in _DECODE.values()))
-            for row in record["peers"]
-        )
-        made.append(Table("peers over the same rows", ("case", "peer", *_DECODE), cells))
-    if record["store"]:
-        made.append(_by_codec("store", record["store"], "tokens", "{} tokens", _MOVED))
-    if record["copy"]:
-        made.append(_by_codec("copy_pages", record["copy"], "pages", "{} pages", _MOVED))
-    return made
+    """Ceilings, decode, peers, store, copies: one for each size; a line for each format."""
+    layer = record["shape"]
+    return [
+        _ceilings(record),
+        *_by_codec(record["decode"], f"decode {{case}}, page {{page_tokens}}, {layer}", _DECODE),
+        *_grouped(record["peers"], "peers over the rows of {case}", "peer", _DECODE),
+        *_by_codec(record["store"], "store of {tokens} tokens", _MOVED),
+        *_by_codec(record["copy"], "copy_pages of {pages} pages of {page_tokens}", _MOVED),
+    ]
 
 
 def problems(record: Record) -> list[str]:
     """What came out wrong or could not be measured."""
     found = [
         f"{row['case']}, page {row['page_tokens']}, {row['codec']}: the error "
-        f"{_error(row['error'])} is above {MAX_ERROR:g}"
+        f"{_error(row['error'])} is above {MAX_DECODE_ERROR:g}"
         for row in record["decode"]
-        if row["error"] is None or row["error"] > MAX_ERROR
+        if row["error"] is None or row["error"] > MAX_DECODE_ERROR
     ]
     for table, what in (("store", "stored"), ("copy", "copied")):
         found += [
@@ -88,6 +80,7 @@ def _ceilings(record: Record) -> Table:
 
 _DECODE: Forms = {
     "µs": lambda row: _number(row["us"]),
+    "floor": lambda row: _number(row["floor_us"]),
     "GB/s": lambda row: _number(row["gb_per_s"]),
     "of ceiling": lambda row: _share(row["share_of_read"]),
     "× bf16": lambda row: _times(row.get("speed_up")),
@@ -100,23 +93,17 @@ _MOVED: Forms = {
 }
 
 
-def _by_codec(title: str, rows: list[Row], key: str, label: str, forms: Forms) -> Table:
-    """A line a codec; the columns of `forms` for each value of `key`."""
-    values = _distinct(rows, key)
-    columns = ["codec", *(f"{label.format(value)}: {name}" for value in values for name in forms)]
-    lines = []
-    for codec in _distinct(rows, "codec"):
-        line = [codec]
-        for value in values:
-            found = [row for row in rows if row["codec"] == codec and row[key] == value]
-            line += [form(found[0]) if found else "" for form in forms.values()]
-        lines.append(tuple(line))
-    backends = " and ".join(_distinct(rows, "backend"))
-    return Table(f"{title}, {backends}", tuple(columns), tuple(lines))
+def _by_codec(rows: list[Row], title: str, forms: Forms) -> list[Table]:
+    return _grouped(rows, title + ", {backend}", "codec", forms)
 
 
-def _distinct(rows: Iterable[Row], key: str) -> list[Any]:
-    return list(dict.fromkeys(row[key] for row in rows))
+def _grouped(rows: list[Row], title: str, key: str, forms: Forms) -> list[Table]:
+    """A table for each title that rows give; a line a row: its `key` and the columns of `forms`."""
+    groups: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        line = (row[key], *(form(row) for form in forms.values()))
+        groups.setdefault(title.format_map(row), []).append(line)
+    return [Table(name, (key, *forms), tuple(lines)) for name, lines in groups.items()]
 
 
 def _number(value: float | None) -> str:

@@ -109,7 +109,7 @@ def run(
             if task.table == "decode":
                 row["speed_up"] = _speed_up(row, record["decode"])
             record[task.table].append(row)
-        record["seconds"] = round(time.monotonic() - begin, 1)
+        record["seconds"] = round(time.monotonic() - begin, 2)
         keep(record)
         if plan.device == "cuda" and works:
             torch.cuda.empty_cache()

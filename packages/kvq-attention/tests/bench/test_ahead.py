@@ -1,0 +1,24 @@
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from kvq_attention import launches
+from kvq_attention.bench import ahead, plan
+
+
+def test_every_op_runs_once_at_every_case():
+    asked = plan(device="cpu", backend="reference", cases="2x20,1x100", codecs="q4_0")
+    with launches.counting() as launched:
+        ahead.run_once(asked, asked.formats[1], 16)
+    ran = launched["reference"]
+    assert (ran["store"], ran["copy_pages"], ran["decode"]) == (1, 1, 2)
+
+
+def test_a_kernel_that_fails_ahead_is_left_to_the_measurement():
+    unknown = plan(device="cpu", backend="triton", cases="1x20", codecs="bf16", pages="48")
+    with pytest.raises(ValueError, match="page"):
+        ahead.run_once(unknown, unknown.formats[0], 48)
+    try:
+        ahead.compile_ahead(unknown, 1)
+    except BrokenProcessPool:
+        pytest.fail("a refusal must not end the processes")

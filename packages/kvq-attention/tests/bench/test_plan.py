@@ -1,0 +1,66 @@
+import re
+
+import pytest
+import torch
+
+import kvq_codecs
+from kvq_attention.bench import plan
+from kvq_attention.bench.plan import BASELINE, MIXED
+from kvq_attention.errors import AttentionError, UnsupportedError
+
+
+def test_bf16_is_measured_first_whatever_is_asked_for():
+    assert plan(device="cpu").formats[0] == BASELINE
+    assert [f.name for f in plan(device="cpu", codecs="q4_0,bf16,q8_0").formats] == [
+        "bf16",
+        "q4_0",
+        "q8_0",
+    ]
+
+
+def test_by_itself_it_takes_every_codec_that_stores_the_head_dim_and_a_pair():
+    wide, narrow = plan(device="cpu"), plan(device="cpu", shape="2/1x64")
+    assert {f.name for f in wide.formats} == {*kvq_codecs.names(), MIXED.name}
+    assert {f.name for f in wide.formats} - {f.name for f in narrow.formats} == {"iso3", "iso4"}
+
+
+def test_a_codec_asked_for_by_name_is_not_left_out_in_silence():
+    with pytest.raises(kvq_codecs.RowError, match="iso4"):
+        plan(device="cpu", shape="2/1x64", codecs="iso4")
+
+
+def test_quick_keeps_the_first_of_each_list():
+    quick, whole = plan(device="cpu", quick=True), plan(device="cpu")
+    assert quick.cases == whole.cases[:1]
+    assert quick.store_tokens == whole.store_tokens[:1]
+    assert [f.name for f in quick.formats] == ["bf16", "q8_0", "q4_0"]
+    assert plan(device="cpu", quick=True, cases="1x8,2x8").cases[1].batch == 2
+
+
+def test_the_recorded_command_asks_for_the_same_plan():
+    asked = plan(device="cpu", codecs="k=q8_0,v=q4_0,fp8", cases="3x40", pages="32", repeat=7)
+    words = re.findall(r"--([a-z-]+) (\S+)", asked.command)
+    said = {name.replace("-", "_"): value for name, value in words}
+    numbers = {"repeat": int, "budget_seconds": float}
+    assert plan(**{name: numbers.get(name, str)(v) for name, v in said.items()}) == asked
+
+
+def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UnsupportedError, match=r"a GPU that torch can use .* --device cpu"):
+        plan()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"device": "tpu"}, "cuda, cpu"),
+        ({"backend": "fast"}, "auto, triton, reference"),
+        ({"repeat": 0}, "above 0"),
+        ({"budget_seconds": float("nan")}, "above 0"),
+        ({"jobs": -1}, "-1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(wrong, said):
+    with pytest.raises(AttentionError, match=said):
+        plan(**{"device": "cpu"} | wrong)

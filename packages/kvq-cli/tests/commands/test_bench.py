@@ -1,0 +1,102 @@
+"""`kvq bench attention` as its users run it, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kvq_attention import bench as attention_bench
+from kvq_cli.main import app
+
+TINY = ("--device", "cpu", "--quick", "--cases", "1x20", "--repeat", "1")
+
+
+def bench(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["bench", "attention", *arguments], env={"COLUMNS": "100"})
+
+
+def test_it_prints_a_table_for_each_size_and_records_the_run(tmp_path):
+    record, plot = tmp_path / "record.json", tmp_path / "plot.svg"
+    done = bench(*TINY, "--json", str(record), "--plot", str(plot))
+    assert done.exit_code == 0, done.output
+    for title in ("decode 1x20, page 16, 4/2x128, reference", "store of 16 tokens", "copy_pages"):
+        assert title in done.stdout
+    found = json.loads(record.read_text())
+    assert [row["codec"] for row in found["decode"]] == ["bf16", "q8_0", "q4_0"]
+    assert found["command"].startswith("kvq bench attention --device cpu")
+    assert ET.fromstring(plot.read_text()).tag.endswith("svg")
+    assert "q8_0" in plot.read_text()
+
+
+def test_it_measures_what_it_is_told(tmp_path):
+    record = tmp_path / "record.json"
+    done = bench(
+        *("--device", "cpu", "--codecs", "k=q8_0,v=q4_0", "--cases", "2x9,1x33"),
+        *("--pages", "16,32"),
+        *("--shape", "6/2x64", "--store-tokens", "3", "--copy-tokens", "20", "--repeat", "1"),
+        *("--backend", "reference", "--json", str(record)),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(record.read_text())
+    points = [(row["case"], row["page_tokens"], row["codec"]) for row in found["decode"]]
+    assert points == [
+        (case, page, codec)
+        for case in ("2x9", "1x33")
+        for page in (16, 32)
+        for codec in ("bf16", "k=q8_0,v=q4_0")
+    ]
+    assert [row["tokens"] for row in found["store"]] == [3, 3]
+    assert [row["pages"] for row in found["copy"]] == [2, 2]
+
+
+def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = bench("--quick")
+    assert done.exit_code == 2
+    assert "a GPU that torch can use" in done.stderr and "--device cpu" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--cases", "many"), "8x32k"),
+        (("--codecs", "q5_0"), "known codecs"),
+        (("--pages", "0"), "0"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_measured(arguments, said):
+    done = bench("--device", "cpu", *arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "decode" not in done.stdout
+
+
+def test_a_wrong_output_ends_it_with_its_name(monkeypatch):
+    real = attention_bench.run
+
+    def run(*args, **kwargs):
+        record = real(*args, **kwargs)
+        record["decode"][1]["error"] = 0.5
+        return record
+
+    monkeypatch.setattr(attention_bench, "run", run)
+    done = bench(*TINY)
+    assert done.exit_code == 4
+    assert "1x20, page 16, q8_0: the error 5.0e-01" in done.stderr
+
+
+def test_what_the_budget_leaves_out_is_named():
+    done = bench(*TINY, "--budget-seconds", "1e-9")
+    assert done.exit_code == 0
+    assert "not measured: decode 1x20, page 16, bf16" in done.stdout
+
+
+def test_a_record_that_cannot_be_written_is_no_traceback(tmp_path):
+    done = bench(*TINY, "--json", str(tmp_path / "no" / "such" / "folder.json"))
+    assert done.exit_code == 2
+    assert "the record cannot be written" in done.stderr
