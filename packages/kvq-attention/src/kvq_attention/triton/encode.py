@@ -1,15 +1,21 @@
 """What the encoders of the formats share: values in, scales, packed items out.
 
-An encoder is a jit function (source, step, live, planes, table, DIM, BF16) that reads DIM values
-of each row, writes its items and returns nothing:
+A thread encodes SPAN neighbouring values of a row, a span, so the chain of index arithmetic is
+paid once for many values, scales need few exchanges between threads, and all tensors have the
+layout that their loads and stores want. Values are held in parts of up to eight: 16 bytes of a
+16-bit source.
 
-- source : pointers [rows] to the rows' first values, which lie `step` items apart
-- live : [rows], the rows that exist; nothing of the others may be read or written
-- planes : a tuple of pointers [rows] to the rows' first items, in the order of the spec's planes
+An encoder is a jit function (source, step, inside, live, planes, span, table, DIM, SPAN, BF16)
+that reads a span of values per thread, writes their items and returns nothing:
+
+- source : pointers [spans] to the spans' first values, which lie `step` items apart
+- inside : [spans], those that exist in the source; no other may be read
+- live : [spans], those that are to be written; the threads of a row agree
+- planes : a tuple of pointers [spans] to the first items of the spans' rows, in the spec's order
+- span : int32 [spans], position of the span in its row; a row has the next power of two of
+  DIM / SPAN of them, neighbours in all these tensors
 - table : what `Encoder.table` gave
 - BF16 : the source holds the bits of bf16
-
-A tile holds rows × the next power of two of DIM values; those beyond DIM are 0.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from kvq_attention.triton.rounding import (
 )
 from kvq_codecs import blocks
 
-BLOCK = tl.constexpr(blocks.BLOCK)
+PART = tl.constexpr(8)
 SMALLEST_AMAX = tl.constexpr(blocks.SMALLEST_AMAX)
 
 
@@ -42,87 +48,125 @@ class Encoder:
     Attributes
     ----------
     encode : the jit function
-    serial : a thread walks through a whole row, so a program has a row for each of its threads
+    spans : values that a thread may encode; the first that divides head_dim is taken
     table : device → a tensor of constants that `encode` reads
     """
 
     encode: Any
-    serial: bool = False
+    spans: tuple[int, ...]
     table: Callable[[torch.device], torch.Tensor] | None = None
 
 
 @triton.jit
-def as_float32(raw, BF16: tl.constexpr):
-    """Loaded values as float32, exactly; BF16 = `raw` holds the bits of bf16."""
+def load_part(source, step, inside, first, SIZE: tl.constexpr, BF16: tl.constexpr):
+    """Values first … first + SIZE - 1 of each span as float32 [spans, SIZE], exactly."""
+    column = (tl.arange(0, SIZE) + first).to(tl.int64)[None, :]
+    # The interpreter mistakes bf16, so its bits are widened here.
+    mask = inside[:, None] & (column >= 0)
+    raw = tl.load(source[:, None] + column * step, mask=mask, other=0)
     if BF16:
         return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return raw.to(tl.float32)
 
 
 @triton.jit
-def load_values(rows, step, live, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Values float32 [rows, columns] of rows that start at `rows` and lie `step` items apart."""
-    column = tl.arange(0, triton.next_power_of_2(DIM))
-    mask = live[:, None] & (column < DIM)[None, :]
-    raw = tl.load(rows[:, None] + column[None, :].to(tl.int64) * step, mask=mask, other=0)
-    return as_float32(raw, BF16)
+def load_parts(source, step, inside, SPAN: tl.constexpr, BF16: tl.constexpr):
+    """The values of each span: a tuple of float32 [spans, PART]."""
+    parts = ()
+    for i in tl.static_range(SPAN // PART):
+        parts = parts + (load_part(source, step, inside, i * PART, PART, BF16),)
+    return parts
 
 
 @triton.jit
-def store_items(rows, items, live, COUNT: tl.constexpr):
-    """Write the first COUNT items of each row of a tile."""
-    column = tl.arange(0, items.shape[1])
-    mask = live[:, None] & (column < COUNT)[None, :]
-    tl.store(rows[:, None] + column[None, :], items, mask=mask)
+def store_items(rows, first, items, live):
+    """Write items [spans, n] from item `first` (an int or int32 [spans]) of each row on."""
+    column = tl.arange(0, items.shape[1])[None, :]
+    mask = live[:, None] & (column >= 0)
+    tl.store((rows + first)[:, None] + column, items, mask=mask)
 
 
 @triton.jit
-def split_blocks(values, SIZE: tl.constexpr):
-    """[rows, columns] → [rows, blocks, SIZE]."""
-    return tl.reshape(values, (values.shape[0], values.shape[1] // SIZE, SIZE))
+def concatenate(left, right):
+    """[spans, n] and [spans, n] → [spans, 2n]."""
+    both = tl.permute(tl.join(left, right), (0, 2, 1))
+    return tl.reshape(both, (left.shape[0], 2 * left.shape[1]))
 
 
 @triton.jit
-def join_blocks(values):
-    """[rows, blocks, size] → [rows, columns]."""
-    return tl.reshape(values, (values.shape[0], values.shape[1] * values.shape[2]))
+def store_bytes(rows, span, parts, live):
+    """Write each span's bytes, uint8 [spans, n] a part, side by side, sixteen at a time at most."""
+    COUNT: tl.constexpr = len(parts)
+    WIDTH: tl.constexpr = parts[0].shape[1]
+    if COUNT == 1:
+        store_items(rows, span * WIDTH, parts[0], live)
+    elif COUNT * WIDTH <= 16:
+        first = concatenate(parts[0], parts[1])
+        if COUNT == 4:
+            first = concatenate(first, concatenate(parts[2], parts[3]))
+        store_items(rows, span * (COUNT * WIDTH), first, live)
+    else:
+        for i in tl.static_range(COUNT // 2):
+            pair = concatenate(parts[2 * i], parts[2 * i + 1])
+            store_items(rows, span * (COUNT * WIDTH) + i * 2 * WIDTH, pair, live)
 
 
 @triton.jit
-def block_quotients(values, LARGEST: tl.constexpr):
-    """Blocks of 32 over their stored scale, fp16(amax / LARGEST): `kvq_codecs.blocks.quotients`.
+def top_bits(parts):
+    """Bits of each span's largest magnitude, int32 [spans]."""
+    top = tl.max(magnitude_bits(parts[0]), 1)
+    for i in tl.static_range(1, len(parts)):
+        top = tl.maximum(top, tl.max(magnitude_bits(parts[i]), 1))
+    return top
 
-    Returns quotients float32 [rows, blocks, 32], +0 where a block's codes are all 0, and scales
-    fp16 [rows, blocks].
+
+@triton.jit
+def top_of_rows(top, ROW: tl.constexpr):
+    """The largest of each row's ROW spans, in each of them."""
+    if ROW == 1:
+        return top
+    rows = tl.reshape(top, (top.shape[0] // ROW, ROW))
+    largest = tl.max(rows, 1)[:, None]
+    return tl.reshape(tl.broadcast_to(largest, rows.shape), top.shape)
+
+
+@triton.jit
+def block_scale(top, LARGEST: tl.constexpr):
+    """Stored scale of blocks of largest magnitude `top`, fp16(amax / LARGEST).
+
+    Returns the scale fp16 [spans], what to divide by, float32, and which blocks have codes other
+    than 0. See `kvq_codecs.blocks.quotients`.
     """
-    split = split_blocks(values, BLOCK)
-    top = tl.max(magnitude_bits(split), 2)
     finite = top < INFINITY_BITS
     amax = tl.where(finite, top, 0).to(tl.float32, bitcast=True)
     exact = tl.div_rn(amax, tl.full(amax.shape, LARGEST, tl.float32))
     scale = to_half(tl.minimum(exact, LARGEST_FP16), ~finite)
     step = scale.to(tl.float32)
     alive = finite & (step > 0)
-    numerator = tl.where(alive[:, :, None], split, 0.0)
-    return divide(numerator, tl.where(alive, step, 1.0)[:, :, None]), scale
+    return scale, tl.where(alive, step, 1.0), alive
 
 
 @triton.jit
 def row_scale(top, LARGEST: tl.constexpr):
-    """max(amax, 1e-10) / LARGEST of rows whose largest magnitude has the bits `top`.
+    """max(amax, 1e-10) / LARGEST of rows of largest magnitude `top`, and which are finite.
 
-    Returns the scales float32 [rows], those of rows that are not finite being of no use, and
-    which rows are finite.
+    Scales float32 [spans]; those of rows that are not finite are of no use.
     """
     finite = top < INFINITY_BITS
     amax = tl.where(finite, top, 0).to(tl.float32, bitcast=True)
-    scale = tl.div_rn(tl.maximum(amax, SMALLEST_AMAX), tl.full(amax.shape, LARGEST, tl.float32))
-    return scale, finite
+    amax = tl.maximum(amax, SMALLEST_AMAX)
+    return tl.div_rn(amax, tl.full(amax.shape, LARGEST, tl.float32)), finite
+
+
+@triton.jit
+def quotients(part, step, alive):
+    """A part [spans, n] over step [spans], +0 where its span is not alive."""
+    return divide(tl.where(alive[:, None], part, 0.0), step[:, None])
 
 
 @triton.jit
 def pack_nibbles(codes):
-    """Codes int32 [rows, n], of which the low four bits count → bytes [rows, n / 2], first low."""
+    """Codes int32 [spans, n], of which the low four bits count → bytes [spans, n / 2]."""
     pairs = tl.reshape(codes, (codes.shape[0], codes.shape[1] // 2, 2))
     low, high = tl.split(pairs)
     return ((low & 15) | (high << 4)).to(tl.uint8)
@@ -130,10 +174,17 @@ def pack_nibbles(codes):
 
 @triton.jit
 def pack_crumbs(codes):
-    """Codes int32 [rows, n], of which the low two bits count → bytes [rows, n / 4], first low."""
+    """Codes int32 [spans, n], of which the low two bits count → bytes [spans, n / 4]."""
     pairs = tl.reshape(codes, (codes.shape[0], codes.shape[1] // 4, 2, 2))
     even, odd = tl.split(pairs)
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     low = (first & 3) | ((second & 3) << 2)
     return (low | ((third & 3) << 4) | (fourth << 6)).to(tl.uint8)
+
+
+@triton.jit
+def pack_bits(codes):
+    """Codes int32 [spans, n] that are 0 or 1 → bytes [spans, n / 8], first low."""
+    bits = tl.reshape(codes, (codes.shape[0], codes.shape[1] // 8, 8))
+    return tl.sum(bits << tl.arange(0, 8)[None, None, :], 2).to(tl.uint8)

@@ -1,8 +1,9 @@
 """The store kernel: K and V of a step are encoded and scattered into their slots in one launch.
 
-Sizes: T tokens, Hkv heads, D values a row, P pages, N tokens a page. A program encodes a tile of
-TOKENS tokens × HEADS heads of K or of V; the first programs are K's. Programs of neighbouring
-heads are neighbours, because their rows lie next to each other in the source.
+Sizes: T tokens, Hkv heads, D values a row, P pages, N tokens a page. A thread encodes a span of a
+row (see `encode`), a program the rows of TOKENS tokens × HEADS heads of K or of V. The first
+programs are K's. Programs of neighbouring heads are neighbours, because their rows lie next to each
+other in the source; neighbouring rows of a program are tokens, which lie so in the cache.
 """
 
 from __future__ import annotations
@@ -20,50 +21,54 @@ from kvq_attention.triton.encode import Encoder
 from kvq_codecs import Encoded
 
 WARP = 32
-# Values of a row that a thread of a tile has: 16 bytes of a 16-bit source.
-THREAD_VALUES = 8
 BACKEND = "triton"
 SOURCES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The rows of a program: powers of two."""
+    """What a program encodes: rows of some tokens and heads, powers of two, in spans."""
 
     tokens: int
-    heads: int = 1
+    heads: int
+    span: int
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How the launch is cut: the tiles of K and of V, and the warps of a program."""
+    """How a launch is cut: the tiles of K and of V, and the warps of a program."""
 
     k: Tile
     v: Tile
     num_warps: int
 
 
-def pick_tile(encoder: Encoder, dim: int, num_heads: int, num_warps: int) -> Tile:
-    """The tile of one source: each thread has THREAD_VALUES values, or a row if it is serial.
-
-    A serial tile spans heads where they are a multiple of a power of two, so that the rows of
-    neighbouring threads are neighbours in the source.
-    """
-    threads = WARP * num_warps
-    if not encoder.serial:
-        return Tile(max(1, threads * THREAD_VALUES // triton.next_power_of_2(dim)))
-    heads = min(num_heads & -num_heads, threads)
-    return Tile(threads // heads, heads)
-
-
 def pick_config(k: Encoder, v: Encoder, k_dim: int, v_dim: int, num_heads: int) -> Config:
-    """The launch for two formats."""
+    """The launch for two formats; `UnsupportedError` where threads cannot share a row evenly."""
     num_warps = 4
-    return Config(
-        pick_tile(k, k_dim, num_heads, num_warps),
-        pick_tile(v, v_dim, num_heads, num_warps),
-        num_warps,
+    k_tile, v_tile = (
+        pick_tile(encoder, dim, num_heads, num_warps * WARP)
+        for encoder, dim in ((k, k_dim), (v, v_dim))
     )
+    return Config(k_tile, v_tile, num_warps)
+
+
+def pick_tile(encoder: Encoder, dim: int, num_heads: int, threads: int) -> Tile:
+    """The tile that gives each thread one span.
+
+    Where a thread has a whole row, the heads of a token are read together, so that what the
+    threads of a warp read lies close together.
+    """
+    span = next((size for size in encoder.spans if dim % size == 0), None)
+    if span is None:
+        raise UnsupportedError(
+            f"the triton backend stores head_dims that {encoder.spans[-1]} divides, not {dim}; the "
+            "reference backend stores every head_dim of the codec"
+        )
+    row_spans: int = triton.next_power_of_2(dim // span)
+    rows = max(1, threads // row_spans)
+    heads = min(num_heads & -num_heads, rows) if row_spans == 1 else 1
+    return Tile(rows // heads, heads, span)
 
 
 def store(
@@ -108,25 +113,27 @@ def launch(
         slot_mapping.stride(0),
         tuple(k_cache.planes.values()),
         tuple(v_cache.planes.values()),
-        _strides("k_cache", k_cache),
-        _strides("v_cache", v_cache),
         _table(k_encoder, k.device),
         _table(v_encoder, v.device),
         num_tokens,
-        num_heads,
         num_pages * page_tokens,
         k_programs,
         K_ENCODE=k_encoder.encode,
         V_ENCODE=v_encoder.encode,
+        K_STRIDES=_strides("k_cache", k_cache),
+        V_STRIDES=_strides("v_cache", v_cache),
         K_DIM=k_dim,
         V_DIM=v_dim,
         K_BF16=k.dtype == torch.bfloat16,
         V_BF16=v.dtype == torch.bfloat16,
+        NUM_HEADS=num_heads,
         PAGE_TOKENS=page_tokens,
         K_TOKENS=config.k.tokens,
-        K_HEADS=config.k.heads,
         V_TOKENS=config.v.tokens,
+        K_HEADS=config.k.heads,
         V_HEADS=config.v.heads,
+        K_SPAN=config.k.span,
+        V_SPAN=config.v.span,
         num_warps=config.num_warps,
         enable_fp_fusion=False,
     )
@@ -169,7 +176,7 @@ def _table(encoder: Encoder, device: torch.device) -> torch.Tensor | None:
     return None if encoder.table is None else encoder.table(device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_slots", "k_programs"])
 def _store(
     k,
     v,
@@ -179,100 +186,115 @@ def _store(
     slots_stride,
     k_planes,
     v_planes,
-    k_plane_strides,
-    v_plane_strides,
     k_table,
     v_table,
     num_tokens,
-    num_heads,
     num_slots,
     k_programs,
     K_ENCODE: tl.constexpr,
     V_ENCODE: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
     K_DIM: tl.constexpr,
     V_DIM: tl.constexpr,
     K_BF16: tl.constexpr,
     V_BF16: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     K_TOKENS: tl.constexpr,
-    K_HEADS: tl.constexpr,
     V_TOKENS: tl.constexpr,
+    K_HEADS: tl.constexpr,
     V_HEADS: tl.constexpr,
+    K_SPAN: tl.constexpr,
+    V_SPAN: tl.constexpr,
 ):
     program = tl.program_id(0)
     if program < k_programs:
-        token, head, page, offset, live = _rows(
+        _store_tile(
             program,
+            k,
+            k_strides,
             slots,
             slots_stride,
+            k_planes,
+            k_table,
             num_tokens,
-            num_heads,
             num_slots,
+            K_ENCODE,
+            K_STRIDES,
+            K_DIM,
+            K_BF16,
+            NUM_HEADS,
             PAGE_TOKENS,
             K_TOKENS,
             K_HEADS,
-        )
-        K_ENCODE(
-            k + token * k_strides[0] + head * k_strides[1],
-            k_strides[2],
-            live,
-            _items(k_planes, k_plane_strides, page, head, offset),
-            k_table,
-            K_DIM,
-            K_BF16,
+            K_SPAN,
         )
     else:
-        token, head, page, offset, live = _rows(
+        _store_tile(
             program - k_programs,
+            v,
+            v_strides,
             slots,
             slots_stride,
+            v_planes,
+            v_table,
             num_tokens,
-            num_heads,
             num_slots,
+            V_ENCODE,
+            V_STRIDES,
+            V_DIM,
+            V_BF16,
+            NUM_HEADS,
             PAGE_TOKENS,
             V_TOKENS,
             V_HEADS,
-        )
-        V_ENCODE(
-            v + token * v_strides[0] + head * v_strides[1],
-            v_strides[2],
-            live,
-            _items(v_planes, v_plane_strides, page, head, offset),
-            v_table,
-            V_DIM,
-            V_BF16,
+            V_SPAN,
         )
 
 
 @triton.jit
-def _rows(
+def _store_tile(
     program,
+    source,
+    source_strides,
     slots,
     slots_stride,
+    planes,
+    table,
     num_tokens,
-    num_heads,
     num_slots,
+    ENCODE: tl.constexpr,
+    STRIDES: tl.constexpr,
+    DIM: tl.constexpr,
+    BF16: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
     PAGE_TOKENS: tl.constexpr,
     TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
+    SPAN: tl.constexpr,
 ):
-    """Token, head, page and offset in it of each row of a program, int64, and which rows exist."""
-    head_blocks = tl.cdiv(num_heads, HEADS)
-    row = tl.arange(0, TOKENS * HEADS)
-    token = (program // head_blocks * TOKENS + row % TOKENS).to(tl.int64)
-    head = (program % head_blocks * HEADS + row // TOKENS).to(tl.int64)
-    slot = tl.load(slots + token * slots_stride, mask=token < num_tokens, other=-1)
-    live = (slot >= 0) & (slot < num_slots) & (head < num_heads)
+    ROW_SPANS: tl.constexpr = triton.next_power_of_2(DIM // SPAN)
+    HEAD_TILES: tl.constexpr = triton.cdiv(NUM_HEADS, HEADS)
+    index = tl.arange(0, TOKENS * HEADS * ROW_SPANS)
+    span = index % ROW_SPANS
+    token = program // HEAD_TILES * TOKENS + index // ROW_SPANS % TOKENS
+    head = (program % HEAD_TILES * HEADS + index // (ROW_SPANS * TOKENS)).to(tl.int64)
+    inside = (token < num_tokens) & (head < NUM_HEADS) & (span < DIM // SPAN)
+    token = token.to(tl.int64)
+
+    slot = tl.load(slots + token * slots_stride, mask=inside, other=-1)
+    live = inside & (slot >= 0) & (slot < num_slots)
     slot = tl.where(live, slot, 0).to(tl.uint64)
     page = (slot // PAGE_TOKENS).to(tl.int64)
-    return token, head, page, (slot % PAGE_TOKENS).to(tl.int64), live
-
-
-@triton.jit
-def _items(planes, strides, page, head, offset):
-    """Pointers to the first items of rows, per plane."""
+    offset = (slot % PAGE_TOKENS).to(tl.int64)
     rows = ()
     for i in tl.static_range(len(planes)):
-        where = page * strides[i][0] + head * strides[i][1] + offset * strides[i][2]
-        rows = rows + (planes[i] + where,)
-    return rows
+        row = page * STRIDES[i][0] + (head * STRIDES[i][1] + offset * STRIDES[i][2])
+        rows = rows + (planes[i] + row,)
+
+    row = token * source_strides[0] + head * source_strides[1]
+    first = row + span.to(tl.int64) * SPAN * source_strides[2]
+    step = source_strides[2]
+    # Reading does not wait for the slots: a row that is not stored is a row all the same.
+    ENCODE(source + first, step, inside, live, rows, span, table, DIM, SPAN, BF16)

@@ -6,20 +6,31 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.encode import Encoder, load_values, store_items
+from kvq_attention.triton.encode import Encoder, load_part, store_items
 from kvq_attention.triton.rounding import to_bf16
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
-    store_items(planes[0], to_bf16(values), live, DIM)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    values = load_part(source, step, inside, 0, SPAN, BF16)
+    store_items(planes[0], span * SPAN, to_bf16(values), live)
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(8,))
 
 
 @triton.jit

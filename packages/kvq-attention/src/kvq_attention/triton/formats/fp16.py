@@ -6,23 +6,34 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.encode import Encoder, load_values, store_items
+from kvq_attention.triton.encode import Encoder, load_part, store_items
 from kvq_attention.triton.rounding import INFINITY_BITS, LARGEST_FP16, magnitude_bits, to_half
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    values = load_part(source, step, inside, 0, SPAN, BF16)
     magnitude = magnitude_bits(values)
     clamped = tl.minimum(tl.maximum(values, -LARGEST_FP16), LARGEST_FP16)
     values = tl.where(magnitude < INFINITY_BITS, clamped, values)
-    store_items(planes[0], to_half(values, magnitude > INFINITY_BITS), live, DIM)
+    store_items(planes[0], span * SPAN, to_half(values, magnitude > INFINITY_BITS), live)
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(8,))
 
 
 @triton.jit

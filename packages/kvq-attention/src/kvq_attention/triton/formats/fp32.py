@@ -6,18 +6,30 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.encode import Encoder, load_values, store_items
+from kvq_attention.triton.encode import Encoder, load_part, store_items
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    store_items(planes[0], load_values(source, step, live, DIM, BF16), live, DIM)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    values = load_part(source, step, inside, 0, SPAN, BF16)
+    store_items(planes[0], span * SPAN, values, live)
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(4,))
 
 
 @triton.jit

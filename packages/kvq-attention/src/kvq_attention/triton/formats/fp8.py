@@ -6,11 +6,17 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.encode import Encoder, load_values, row_scale, store_items
+from kvq_attention.triton.encode import (
+    Encoder,
+    load_parts,
+    quotients,
+    row_scale,
+    store_bytes,
+    top_bits,
+    top_of_rows,
+)
 from kvq_attention.triton.rounding import (
-    divide,
     encode_minifloat,
-    magnitude_bits,
     minifloat,
     or_nan,
 )
@@ -23,16 +29,31 @@ KIND = tl.constexpr(minifloat(E4M3))
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
-    scale, finite = row_scale(tl.max(magnitude_bits(values), 1), LARGEST)
-    quotients = divide(tl.where(finite[:, None], values, 0.0), scale[:, None])
-    store_items(planes[0], encode_minifloat(quotients, KIND).to(tl.uint8), live, DIM)
-    tl.store(planes[1], or_nan(scale, finite), mask=live)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    ROW: tl.constexpr = triton.next_power_of_2(DIM // SPAN)
+    parts = load_parts(source, step, inside, SPAN, BF16)
+    scale, finite = row_scale(top_of_rows(top_bits(parts), ROW), LARGEST)
+    codes = ()
+    for i in tl.static_range(len(parts)):
+        code = encode_minifloat(quotients(parts[i], scale, finite), KIND)
+        codes = codes + (code.to(tl.uint8),)
+    store_bytes(planes[0], span, codes, live)
+    tl.store(planes[1], or_nan(scale, finite), mask=live & (span == 0))
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(32, 16))
 
 
 @triton.jit

@@ -7,16 +7,17 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import (
-    BLOCK,
     Encoder,
-    block_quotients,
-    join_blocks,
-    load_values,
-    store_items,
+    block_scale,
+    load_parts,
+    quotients,
+    store_bytes,
+    top_bits,
 )
 from kvq_attention.triton.rounding import encode_minifloat, minifloat
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_e4m3
+from kvq_codecs.blocks import BLOCK
 from kvq_codecs.minifloat import E4M3
 
 LARGEST = tl.constexpr(E4M3.largest)
@@ -24,16 +25,30 @@ KIND = tl.constexpr(minifloat(E4M3))
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
-    quotients, scale = block_quotients(values, LARGEST)
-    codes = encode_minifloat(join_blocks(quotients), KIND)
-    store_items(planes[0], codes.to(tl.uint8), live, DIM)
-    store_items(planes[1], scale, live, DIM // BLOCK)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    parts = load_parts(source, step, inside, SPAN, BF16)
+    scale, divisor, alive = block_scale(top_bits(parts), LARGEST)
+    codes = ()
+    for i in tl.static_range(len(parts)):
+        code = encode_minifloat(quotients(parts[i], divisor, alive), KIND)
+        codes = codes + (code.to(tl.uint8),)
+    store_bytes(planes[0], span, codes, live)
+    tl.store(planes[1] + span, scale, mask=live)
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(BLOCK,))
 
 
 @triton.jit

@@ -7,42 +7,64 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.centroids import CHUNK, STEP, encode_turned, floats, store_word
-from kvq_attention.triton.encode import Encoder
+from kvq_attention.triton.centroids import encode_turned, floats
+from kvq_attention.triton.encode import Encoder, pack_bits, pack_crumbs, store_bytes
 from kvq_attention.triton.rotation import quaternions
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
 from kvq_codecs.formats import iso3 as oracle
+from kvq_codecs.rotation import BLOCK
 
+LEVELS = tl.constexpr(len(oracle.CENTROIDS))
 THRESHOLDS = tl.constexpr(floats(oracle.THRESHOLDS))
 SQUARES = tl.constexpr(floats(oracle.CENTROIDS * oracle.CENTROIDS))
 
 
 @triton.jit
-def write(planes, live, chunk, indices):
-    """Write the indices of a chunk: two words of `low`, one of `high`."""
-    column = tl.arange(0, STEP)[None, :]
-    high = tl.zeros(live.shape, tl.int32)
-    for word in tl.static_range(2):
-        low = tl.zeros(live.shape, tl.int32)
-        for half in tl.static_range(2):
-            index = indices[2 * word + half]
-            low |= tl.sum((index & 3) << (2 * column + 16 * half), 1)
-            high |= tl.sum((index >> 2) << (column + 16 * word + 8 * half), 1)
-        store_word(planes[0] + (chunk * (CHUNK // 4) + 4 * word), low, live)
-    store_word(planes[1] + chunk * (CHUNK // 8), high, live)
+def write(planes, chunk, indices, live):
+    """Write the indices of a chunk."""
+    low = ()
+    high = ()
+    for i in tl.static_range(len(indices)):
+        low = low + (pack_crumbs(indices[i]),)
+        high = high + (pack_bits(indices[i] >> 2),)
+    store_bytes(planes[0], chunk, low, live)
+    store_bytes(planes[1], chunk, high, live)
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
     encode_turned(
-        source, step, live, planes, planes[2], table, write, 3, THRESHOLDS, SQUARES, DIM, BF16
+        source,
+        step,
+        inside,
+        live,
+        planes,
+        span,
+        planes[2],
+        table,
+        write,
+        LEVELS,
+        THRESHOLDS,
+        SQUARES,
+        BF16,
     )
 
 
-ENCODER = Encoder(encode, serial=True, table=quaternions)
+ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions)
 
 
 # Two int16 words hold the low bits of indices 0 … 7 each, two more the top bits. Even and odd
@@ -111,12 +133,20 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     low = load_words(a, a_rows, mask, DIM // 8, COLUMNS)
     high = load_words(b, b_rows, mask, DIM // 8, COLUMNS).to(tl.int16)
     if ASM:
-        half: tl.constexpr = tl.float16
         return tl.inline_asm_elementwise(
             UNPACK,
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",
             [low, high],
-            dtype=(half, half, half, half, half, half, half, half),
+            dtype=(
+                tl.float16,
+                tl.float16,
+                tl.float16,
+                tl.float16,
+                tl.float16,
+                tl.float16,
+                tl.float16,
+                tl.float16,
+            ),
             is_pure=True,
             pack=2,
         )

@@ -7,36 +7,61 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.centroids import CHUNK, STEP, encode_turned, floats, store_word
-from kvq_attention.triton.encode import Encoder
+from kvq_attention.triton.centroids import encode_turned, floats
+from kvq_attention.triton.encode import Encoder, pack_nibbles, store_bytes
 from kvq_attention.triton.rotation import quaternions
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
 from kvq_codecs.formats import iso4 as oracle
+from kvq_codecs.rotation import BLOCK
 
+LEVELS = tl.constexpr(len(oracle.CENTROIDS))
 THRESHOLDS = tl.constexpr(floats(oracle.THRESHOLDS))
 SQUARES = tl.constexpr(floats(oracle.CENTROIDS * oracle.CENTROIDS))
 
 
 @triton.jit
-def write(planes, live, chunk, indices):
-    """Write the indices of a chunk, a word for each eight values."""
-    shift = 4 * tl.arange(0, STEP)[None, :]
-    for part in tl.static_range(CHUNK // STEP):
-        word = tl.sum(indices[part] << shift, 1)
-        store_word(planes[0] + (chunk * (CHUNK // 2) + 4 * part), word, live)
+def write(planes, chunk, indices, live):
+    """Write the indices of a chunk."""
+    codes = ()
+    for i in tl.static_range(len(indices)):
+        codes = codes + (pack_nibbles(indices[i]),)
+    store_bytes(planes[0], chunk, codes, live)
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
     encode_turned(
-        source, step, live, planes, planes[1], table, write, 4, THRESHOLDS, SQUARES, DIM, BF16
+        source,
+        step,
+        inside,
+        live,
+        planes,
+        span,
+        planes[1],
+        table,
+        write,
+        LEVELS,
+        THRESHOLDS,
+        SQUARES,
+        BF16,
     )
 
 
-ENCODER = Encoder(encode, serial=True, table=quaternions)
+ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions)
 
 
 MAGNITUDES = oracle.CENTROIDS[8:].astype(np.float16)  # index 15 − n has the negative of index n

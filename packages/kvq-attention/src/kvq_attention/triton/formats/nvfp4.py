@@ -8,18 +8,17 @@ import triton.language as tl
 
 from kvq_attention.triton.encode import (
     Encoder,
-    join_blocks,
-    load_values,
+    load_parts,
     pack_nibbles,
+    quotients,
     row_scale,
-    split_blocks,
-    store_items,
+    store_bytes,
+    top_bits,
+    top_of_rows,
 )
 from kvq_attention.triton.rounding import (
     decode_minifloat,
-    divide,
     encode_minifloat,
-    magnitude_bits,
     minifloat,
     or_nan,
 )
@@ -37,26 +36,41 @@ SCALE_NAN = tl.constexpr((1 << E4M3.sign_shift) - 1)
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
-    blocks = split_blocks(values, BLOCK)
-    top = tl.max(magnitude_bits(blocks), 2)
-    scale, finite = row_scale(tl.max(top, 1), LARGEST)
-    bmax = tl.where(finite[:, None], top, 0).to(tl.float32, bitcast=True)
-    block_codes = encode_minifloat(divide(bmax, (scale * LARGEST_CODE)[:, None]), SCALE)
-    width = decode_minifloat(block_codes, SCALE) * scale[:, None]
-    # x / infinity is a zero of x's sign.
-    width = tl.where(width == 0, float("inf"), width)
-    quotients = divide(tl.where(finite[:, None, None], blocks, 0.0), width[:, :, None])
-    codes = encode_minifloat(quotients, CODE)
-    block_codes = tl.where(finite[:, None], block_codes, SCALE_NAN)
-    store_items(planes[0], pack_nibbles(join_blocks(codes)), live, DIM // 2)
-    store_items(planes[1], block_codes.to(tl.uint8), live, DIM // BLOCK)
-    tl.store(planes[2], or_nan(scale, finite), mask=live)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    ROW: tl.constexpr = triton.next_power_of_2(DIM // SPAN)
+    parts = load_parts(source, step, inside, SPAN, BF16)
+    scale, finite = row_scale(top_of_rows(top_bits(parts), ROW), LARGEST)
+    codes = ()
+    for i in tl.static_range(SPAN // BLOCK):
+        top = tl.where(finite, top_bits((parts[2 * i], parts[2 * i + 1])), 0)
+        block_code = encode_minifloat(
+            tl.div_rn(top.to(tl.float32, bitcast=True), scale * LARGEST_CODE), SCALE
+        )
+        width = decode_minifloat(block_code, SCALE) * scale
+        # x / infinity is a zero of x's sign.
+        width = tl.where(width == 0, float("inf"), width)
+        for j in tl.static_range(2):
+            code = encode_minifloat(quotients(parts[2 * i + j], width, finite), CODE)
+            codes = codes + (pack_nibbles(code),)
+        block_code = tl.where(finite, block_code, SCALE_NAN).to(tl.uint8)
+        tl.store(planes[1] + (span * (SPAN // BLOCK) + i), block_code, mask=live)
+    store_bytes(planes[0], span, codes, live)
+    tl.store(planes[2], or_nan(scale, finite), mask=live & (span == 0))
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(2 * oracle.BLOCK, oracle.BLOCK))
 
 
 SPAN = tl.constexpr(oracle.BLOCK)

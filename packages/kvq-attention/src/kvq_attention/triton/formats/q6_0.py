@@ -7,18 +7,19 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import (
-    BLOCK,
     Encoder,
-    block_quotients,
-    join_blocks,
-    load_values,
+    block_scale,
+    load_parts,
     pack_crumbs,
     pack_nibbles,
-    store_items,
+    quotients,
+    store_bytes,
+    top_bits,
 )
 from kvq_attention.triton.rounding import round_codes
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
+from kvq_codecs.blocks import BLOCK
 from kvq_codecs.formats import q6_0 as oracle
 
 LARGEST = tl.constexpr(oracle.LARGEST)
@@ -27,17 +28,33 @@ HIGHEST = tl.constexpr(oracle.HIGHEST)
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
-    quotients, scale = block_quotients(values, LARGEST)
-    codes = join_blocks(round_codes(quotients, LOWEST, HIGHEST))
-    store_items(planes[0], pack_nibbles(codes), live, DIM // 2)
-    store_items(planes[1], pack_crumbs(codes >> 4), live, DIM // 4)
-    store_items(planes[2], scale, live, DIM // BLOCK)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    parts = load_parts(source, step, inside, SPAN, BF16)
+    scale, divisor, alive = block_scale(top_bits(parts), LARGEST)
+    low = ()
+    high = ()
+    for i in tl.static_range(len(parts)):
+        code = round_codes(quotients(parts[i], divisor, alive), LOWEST, HIGHEST)
+        low = low + (pack_nibbles(code),)
+        high = high + (pack_crumbs(code >> 4),)
+    store_bytes(planes[0], span, low, live)
+    store_bytes(planes[1], span, high, live)
+    tl.store(planes[2] + span, scale, mask=live)
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(BLOCK,))
 
 
 # Two int16 words hold the low four bits of codes 0 … 3 each, two more the high two. Under the

@@ -7,16 +7,17 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import (
-    BLOCK,
     Encoder,
-    block_quotients,
-    join_blocks,
-    load_values,
-    store_items,
+    block_scale,
+    load_parts,
+    quotients,
+    store_bytes,
+    top_bits,
 )
 from kvq_attention.triton.rounding import round_codes
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
+from kvq_codecs.blocks import BLOCK
 from kvq_codecs.formats import q8_0 as oracle
 
 LARGEST = tl.constexpr(oracle.LARGEST)
@@ -25,16 +26,30 @@ HIGHEST = tl.constexpr(oracle.HIGHEST)
 
 
 @triton.jit
-def encode(source, step, live, planes, table, DIM: tl.constexpr, BF16: tl.constexpr):
-    """Encode a tile of rows: see `kvq_attention.triton.encode`."""
-    values = load_values(source, step, live, DIM, BF16)
-    quotients, scale = block_quotients(values, LARGEST)
-    codes = round_codes(quotients, LOWEST, HIGHEST)
-    store_items(planes[0], join_blocks(codes).to(tl.uint8), live, DIM)
-    store_items(planes[1], scale, live, DIM // BLOCK)
+def encode(
+    source,
+    step,
+    inside,
+    live,
+    planes,
+    span,
+    table,
+    DIM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BF16: tl.constexpr,
+):
+    """Encode spans of values: see `kvq_attention.triton.encode`."""
+    parts = load_parts(source, step, inside, SPAN, BF16)
+    scale, divisor, alive = block_scale(top_bits(parts), LARGEST)
+    codes = ()
+    for i in tl.static_range(len(parts)):
+        code = round_codes(quotients(parts[i], divisor, alive), LOWEST, HIGHEST)
+        codes = codes + (code.to(tl.uint8),)
+    store_bytes(planes[0], span, codes, live)
+    tl.store(planes[1] + span, scale, mask=live)
 
 
-ENCODER = Encoder(encode)
+ENCODER = Encoder(encode, spans=(BLOCK,))
 
 
 # Two int16 words hold codes 0 … 3. x ^ 0x80 is code + 128; under the high byte 0x64 it is the

@@ -1,0 +1,154 @@
+"""Compile Triton kernels for GPUs that are not there: `python compiling.py MODULE… --arch 80 …`.
+
+Runs in a process of its own, without TRITON_INTERPRET, which is read when kernels are decorated.
+A module beside this one offers `jobs()`, calls of launchers on CPU tensors by name. Launches are
+caught instead of run, and each is compiled as Triton would for the same arguments: pointers and
+strides that 16 divides, integers that are 1, and constants are part of what is compiled.
+
+Prints a JSON list with an object per kernel and architecture: see `Compiled`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+Jobs = Iterator[tuple[str, Callable[[], object]]]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one architecture.
+
+    Attributes
+    ----------
+    job, kernel, arch : what was compiled
+    registers, stack_bytes, shared_bytes : as cuobjdump reports; spilled registers lie on the stack
+    ptx : instructions, without operands, that occur in the PTX
+    """
+
+    job: str
+    kernel: str
+    arch: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    ptx: list[str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with the arguments and options of one launch."""
+
+    kernel: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def compile(self, arch: int) -> Any:
+        """What Triton would run for this launch on a GPU of that architecture."""
+        target = GPUTarget("cuda", arch, 32)
+        backend = make_backend(target)
+        kernel, kwargs = self.kernel, {"debug": False, **self.kwargs}
+        bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, specialization, options = bind(*self.args, **kwargs)
+        options, signature, constants, attrs = kernel._pack_args(
+            backend, kwargs, bound, specialization, options
+        )
+        source = ASTSource(kernel, signature, constants, attrs)
+        return triton.compile(source, target=target, options=options.__dict__)
+
+
+@contextmanager
+def catching() -> Iterator[list[Launch]]:
+    """Catch the launches of a block instead of running them."""
+    launches: list[Launch] = []
+
+    def catch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launches.append(Launch(self, args, kwargs))
+
+    run = JITFunction.run
+    JITFunction.run = catch
+    try:
+        yield launches
+    finally:
+        JITFunction.run = run
+
+
+def compiled(module: str, name: str, arch: int) -> list[Compiled]:
+    """The kernels that one job launches, for one architecture."""
+    call = dict(import_module(module).jobs())[name]
+    with catching() as launches:
+        call()
+    if not launches:
+        raise RuntimeError(f"{module}: {name} launched nothing")
+    return [describe(name, arch, launch) for launch in launches]
+
+
+def describe(job: str, arch: int, launch: Launch) -> Compiled:
+    made = launch.compile(arch)
+    usage = resource_usage(made.asm["cubin"])
+    return Compiled(
+        job,
+        launch.kernel.fn.__name__,
+        arch,
+        registers=usage["REG"],
+        stack_bytes=usage["STACK"] + usage["LOCAL"],
+        shared_bytes=made.metadata.shared,
+        ptx=instructions(made.asm["ptx"]),
+    )
+
+
+def instructions(ptx: str) -> list[str]:
+    """The opcodes in a PTX text: 'div.rn.f32', …"""
+    body = re.sub(r"//[^\n]*", "", ptx)
+    return sorted(set(re.findall(r"^\s*(?:@!?%\w+\s+)?([a-z]\w*\.[\w.:]+)\s", body, re.M)))
+
+
+def resource_usage(cubin: bytes) -> dict[str, int]:
+    """REG, STACK, SHARED, LOCAL, … of a cubin's kernel, by the wheel's cuobjdump."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    line = next(line for line in said.splitlines() if "REG:" in line)
+    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
+
+
+def main() -> None:
+    """Compile every job of the modules for every architecture, on all cores."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("modules", nargs="+")
+    parser.add_argument("--arch", type=int, nargs="+", required=True)
+    given = parser.parse_args()
+    work = [
+        (module, name, arch)
+        for module in given.modules
+        for name, _ in import_module(module).jobs()
+        for arch in given.arch
+    ]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        found = [c for part in pool.map(compiled, *zip(*work, strict=True)) for c in part]
+    json.dump([asdict(c) for c in found], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
