@@ -12,11 +12,11 @@ import torch
 
 from kvq_attention import Batch, Table, ops
 from kvq_attention.bench.cases import Case, Formats
-from kvq_attention.bench.data import TIER, Pool, empty_pool, random_rows
+from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
 from kvq_attention.bench.plan import Plan
 
 # Triton compiles anew for counts that 16 does not divide; those of the measurements are multiples.
-PAGES = TOKENS = 64
+PAGES = 64
 
 
 def compile_ahead(plan: Plan, jobs: int) -> None:
@@ -36,14 +36,10 @@ def compile_ahead(plan: Plan, jobs: int) -> None:
 
 
 def run_once(plan: Plan, formats: Formats, page_tokens: int) -> None:
-    """One store, one copy, and one decode a case."""
+    """One store, one decode a case, one copy."""
     random = torch.Generator(plan.device).manual_seed(0)
     pool = empty_pool(formats, plan.shape, PAGES, page_tokens, plan.device)
-    k, v = (random_rows(TOKENS, plan.shape, plan.shape.kv_heads, random) for _ in "kv")
-    slots = torch.arange(TOKENS, device=plan.device)
-    ops.store(k, v, pool.k, pool.v, slots, backend=plan.backend)
-    pages = torch.arange(PAGES, device=plan.device).view(2, -1)
-    ops.copy_pages((pool.k, pool.v), pages[0], pages[1], backend=plan.backend)
+    fill(pool, plan.shape, plan.backend, random)
     for case in plan.cases:
         q = random_rows(case.batch, plan.shape, plan.shape.heads, random)
         ops.decode(
@@ -51,6 +47,8 @@ def run_once(plan: Plan, formats: Formats, page_tokens: int) -> None:
             scale=plan.shape.dim**-0.5,
             backend=plan.backend,
         )
+    sources, targets = torch.arange(PAGES, device=plan.device).view(2, -1)
+    ops.copy_pages((pool.k, pool.v), sources, targets, backend=plan.backend)
 
 
 def _first_page_only(case: Case, pool: Pool) -> Batch:
