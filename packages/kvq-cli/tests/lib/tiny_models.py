@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from kvq_attention.support import Choice
 from kvq_cli.compose import ServeOptions, assemble, choose_cache
 from kvq_cli.config import geometry
 from kvq_cli.engine.async_engine import AsyncEngine
@@ -95,8 +97,9 @@ def make_engine(
     max_prefill_tokens: int = 16,
     tokenizer: Any = None,
     cache_type: str = "prefix",
+    backends: Choice | None = None,
 ) -> Engine:
-    """An engine over `model`, which it makes attend through kvq."""
+    """An engine over `model`, which it makes attend through kvq; `backends`: those of its ops."""
     attention.install(model)
     shape = geometry(model.config.to_dict())
     options = ServeOptions(
@@ -106,11 +109,14 @@ def make_engine(
         max_prefill_tokens=max_prefill_tokens,
         cache_type=cache_type,
     )
+    choice = choose_cache(cache, shape, options, next(model.parameters()).device)
+    if backends is not None:
+        choice = replace(choice, backends=backends)
     return assemble(
         model,
         tokenizer or Letters(),
         shape,
-        choose_cache(cache, shape, options, next(model.parameters()).device),
+        choice,
         options,
         num_pages=num_pages,
         context=max_model_len or shape.max_position,
