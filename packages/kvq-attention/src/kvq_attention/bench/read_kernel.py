@@ -9,8 +9,10 @@ import triton.language as tl
 PAGE_WORDS = 256  # of 4 bytes; four words a thread make a load of 16 bytes
 
 
-@triton.jit
-def _read_pages(pool, order, sums, PAGES: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _read_pages(  # type: ignore[no-untyped-def]
+    pool, order, sums, PAGES: tl.constexpr, ROUNDS: tl.constexpr, WORDS: tl.constexpr
+):
     """Each program reads ROUNDS times PAGES pages and writes one sum, or nothing would be read."""
     word = tl.arange(0, WORDS)
     total = tl.zeros([PAGES, WORDS], tl.int32)
