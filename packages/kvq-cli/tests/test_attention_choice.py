@@ -1,0 +1,100 @@
+"""Which backend a model gets is told before its weights load, and never changed silently."""
+
+import re
+
+import pytest
+import torch
+from tiny_models import Letters, llama, mistral
+
+from kvq_attention import UnsupportedError, support
+from kvq_cli import compose
+from kvq_cli.compose import ServeOptions, build_engine
+from kvq_cli.config import geometry
+from kvq_cli.models.loader import LoadedModel
+
+REASONS = [
+    ({}, 64, r"^triton lacks extend; backends that can: reference$"),
+    ({}, 32, r"triton lacks .*store and decode for head_dim 32 \(has 64, 80, 96, 112, 128, 192, 2"),
+    ({"page_tokens": 1}, 64, r"store and decode for page_tokens 1 \(has 16, 32, 64, 128\)"),
+    ({"page_tokens": 256}, 64, r"store and decode for page_tokens 256 .*that can: reference$"),
+]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save a tiny model; returns the options that serve it."""
+
+    def save(model, **options):
+        model.save_pretrained(tmp_path)
+        return ServeOptions(str(tmp_path), **{"device": "cpu", "num_tokens": 512, **options})
+
+    return save
+
+
+@pytest.fixture
+def unloaded(monkeypatch):
+    """Loading weights fails the test."""
+
+    def load(*_, **__):
+        pytest.fail("weights were loaded")
+
+    monkeypatch.setattr(compose, "load", load)
+
+
+@pytest.fixture
+def auto_takes_triton(monkeypatch):
+    """On this CPU too, so that what is said on a GPU is said here."""
+    monkeypatch.setattr(support, "NEVER_AUTO", set())
+    if torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is off where there is a GPU")
+
+
+@pytest.mark.parametrize(("options", "head_dim", "reason"), REASONS)
+def test_p086_an_explicit_backend_is_refused_with_the_reason_before_weights_load(
+    saved, unloaded, options, head_dim, reason
+):
+    with pytest.raises(UnsupportedError, match=reason):
+        build_engine(saved(llama(head_dim=head_dim), attention_backend="triton", **options))
+
+
+def test_an_unknown_backend_is_refused_with_those_there_are(saved, unloaded):
+    with pytest.raises(UnsupportedError, match=r"'cuda'; there are auto, triton, reference$"):
+        build_engine(saved(llama(), attention_backend="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "attention", "passed_over"),
+    [
+        (lambda: llama(head_dim=64), {}, "triton", "triton lacks extend"),
+        (lambda: mistral(head_dim=64), {"page_tokens": 32}, "triton", "triton lacks extend"),
+        (
+            llama,
+            {},
+            "reference",
+            r"triton lacks store and decode for head_dim 32 \(has 64, .*extend",
+        ),
+        (
+            lambda: llama(head_dim=64),
+            {"page_tokens": 256},
+            "reference",
+            r"triton lacks store and decode for page_tokens 256 \(has 16, 32, 64, 128\); extend",
+        ),
+    ],
+)
+def test_p066_auto_says_what_it_took_and_what_it_passed_over(
+    saved, monkeypatch, auto_takes_triton, make, options, attention, passed_over
+):
+    model, said = make(), []
+
+    def load(source, **_):
+        assert said[0].startswith("attention: ")
+        return LoadedModel(model, Letters(), geometry(model.config.to_dict()), "tiny")
+
+    monkeypatch.setattr(compose, "load", load)
+    summary = build_engine(saved(model, **options), said.append).summary
+    assert summary.attention == {"store": attention, "decode": attention, "extend": "reference"}
+    assert summary.weights == "float32 on cpu"
+    (note,) = (note for note in summary.notes if "attention" in note)
+    assert re.search(f"not all attention is as fast as it could be: {passed_over}", note)
+    words = "triton for store and decode, reference for extend"
+    assert said[0] == f"attention: {words if attention == 'triton' else 'reference'}"
