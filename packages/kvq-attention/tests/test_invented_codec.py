@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import kvq_codecs
-from kvq_attention import ops, support
+from kvq_attention import UnsupportedError, ops, support
+from kvq_attention.needs import Need
 
 from . import invented
 from .oracle import relative_error
@@ -46,6 +47,15 @@ def test_an_invented_codec_stores_and_attends(dim: int, other: str, device: str)
         assert_same_bytes(got, wanted)
     out = ops.decode(scene.q, *scene.caches, scene.batch(), TIER, scale=scene.scale)
     assert relative_error(out, scene.expected(fresh=False)) <= OUTPUT[torch.float32]
+
+
+@pytest.mark.parametrize("op", support.MODEL_OPS)
+def test_only_the_reference_serves_an_invented_codec(op: str) -> None:
+    need = Need(op, NAME, "q8_0", 128, 128, 16, "cuda")
+    assert support.pick("auto", [need]) == "reference"
+    lacking = "extend" if op == "extend" else f"{op} for codec {NAME}"
+    with pytest.raises(UnsupportedError, match=f"triton lacks {lacking}.*can: reference"):
+        support.pick("triton", [need])
 
 
 def test_the_invented_codec_has_five_bits() -> None:

@@ -228,6 +228,23 @@ def test_tensors_without_values_are_refused(op: str) -> None:
         call(op, **{name: given[name] for name in names})
 
 
+@pytest.mark.parametrize(
+    ("op", "wide", "lacking"),
+    [
+        ("store", "v", "store with float64"),
+        ("decode", "q", "decode with float64"),
+        ("extend", "k", "extend"),
+    ],
+)
+def test_float64_is_refused_by_triton_and_served_by_auto(op: str, wide: str, lacking: str) -> None:
+    good = scene()
+    k, v = good.fresh()
+    given = {wide: {"q": good.q, "k": k, "v": v}[wide].double()}
+    with pytest.raises(UnsupportedError, match=rf"triton lacks .*{lacking}; .*can: reference$"):
+        call(op, **given, backend="triton")
+    call(op, **given)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("moved", ["k", "v", "slot_mapping"])
 def test_f13_host_tensors_beside_a_gpu_cache_are_refused(moved: str) -> None:
