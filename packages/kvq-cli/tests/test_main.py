@@ -30,6 +30,7 @@ def kvq(*arguments):
         ["--version"],
         ["formats"],
         ["plan", "--help"],
+        ["check", "--help"],
         ["bench", "attention", "--help"],
         ["serve", "--help"],
         ["serve", "--nope"],

@@ -8,7 +8,7 @@ backend is adding its module to BACKENDS and its rows to SUPPORT.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import kvq_codecs
@@ -169,11 +169,11 @@ def choose(
     }
     every = [need for op in MODEL_OPS for need in needs[op]]
     if backend == AUTO:
-        chosen = [pick(AUTO, needs[op]) for op in MODEL_OPS]
+        chosen = _auto(needs)
         preferred = _candidates(AUTO, every)
-        better = preferred[: max(map(preferred.index, chosen))]
+        better = preferred[: max(map(preferred.index, chosen.by_op().values()))]
         refusals = [_refusal(name, every) for name in better]
-        return Choice(*chosen, passed_over=tuple(filter(None, refusals)))
+        return replace(chosen, passed_over=tuple(filter(None, refusals)))
     try:
         pick(backend, every)
     except UnsupportedError as error:
@@ -234,19 +234,19 @@ def _known(features: Iterable[str]) -> frozenset[str]:
 
 def _refusal(backend: str, needs: Iterable[Need]) -> str | None:
     """Why a backend does not serve all of these calls; None if it does."""
-    needs = list(needs)
-    lacking: dict[str, dict[str, None]] = {}  # limit → ops in order
-    for need in needs:
-        for gap in _gaps(backend, need):
-            lacking.setdefault(gap, {})[need.op] = None
-    if lacking:
-        return f"{backend} lacks {'; '.join(_listed(ops) + gap for gap, ops in lacking.items())}"
-    # Asked last: a backend's libraries are imported only when its rows serve the calls.
-    for device in dict.fromkeys(need.device for need in needs):
+    found = [(need, _gaps(backend, need)) for need in needs]
+    # A backend's libraries are imported only where its rows would serve a call.
+    for device in dict.fromkeys(need.device for need, gaps in found if not gaps):
         reason = unavailable(backend, device)
         if reason is not None:
             return f"{backend} cannot run on {device}: {reason}"
-    return None
+    lacking: dict[str, dict[str, None]] = {}  # gap → ops in order
+    for need, gaps in found:
+        for gap in gaps:
+            lacking.setdefault(gap, {})[need.op] = None
+    if not lacking:
+        return None
+    return f"{backend} lacks {'; '.join(_listed(ops) + gap for gap, ops in lacking.items())}"
 
 
 def _gaps(backend: str, need: Need) -> list[str]:
@@ -264,10 +264,15 @@ def _gaps(backend: str, need: Need) -> list[str]:
     return list(gaps.values())
 
 
+def _auto(needs: Mapping[str, list[Need]]) -> Choice:
+    store, decode, extend = (pick(AUTO, needs[op]) for op in MODEL_OPS)
+    return Choice(store, decode, extend)
+
+
 def _hint(backend: str, needs: Mapping[str, list[Need]]) -> str:
     """That `auto` would use a backend for some ops, which was refused for all of them."""
     try:
-        auto = Choice(*(pick(AUTO, needs[op]) for op in MODEL_OPS))
+        auto = _auto(needs)
     except UnsupportedError:
         return ""
     return f"; auto takes {auto}" if backend in auto.by_op().values() else ""
