@@ -6,8 +6,8 @@ see `kvq_codecs.rotation`. The values are read twice, for a thread's registers d
 
 from __future__ import annotations
 
-from typing import Any
-
+import numpy as np
+import numpy.typing as npt
 import triton
 import triton.language as tl
 
@@ -17,13 +17,32 @@ from kvq_codecs import rotation
 
 BLOCK = tl.constexpr(rotation.BLOCK)
 SMALLEST_NORM = tl.constexpr(rotation.SMALLEST_NORM)
+Floats = npt.NDArray[np.float32]
+Levels = tuple[float, tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+
 # Parts of a chunk fill whole words of every plane.
 CHUNK = tl.constexpr(32)
 
 
-def floats(table: Any) -> tuple[float, ...]:
-    """A NumPy table as constants of a kernel."""
-    return tuple(map(float, table))
+def levels(centroids: Floats, thresholds: Floats) -> Levels:
+    """A format's tables as distances from the middle threshold, nearest first.
+
+    Returns the middle threshold; the thresholds above it, which t passes if t > upper; those below,
+    which t passes if not −t <= lower; the squares of the centroids, which lie symmetrically, so
+    that they depend on the distance alone.
+    """
+    half = len(centroids) // 2
+    squares = centroids * centroids
+    if list(squares) != list(squares[::-1]):
+        raise ValueError(f"centroids must lie symmetrically about 0, got {centroids}")
+    # −t is at least −T if and only if it is above the next number below −T.
+    lower = np.nextafter(-thresholds[: half - 1][::-1], np.float32(-np.inf))
+    return (
+        float(thresholds[half - 1]),
+        tuple(map(float, thresholds[half:])),
+        tuple(map(float, lower)),
+        tuple(map(float, squares[half:])),
+    )
 
 
 @triton.jit
@@ -70,15 +89,23 @@ def turn_part(values, quaternions):
 
 
 @triton.jit
-def nearest(values, LEVELS: tl.constexpr, THRESHOLDS: tl.constexpr, SQUARES: tl.constexpr):
-    """Number of thresholds below each value, int32, and the square of that centroid."""
-    indices = tl.zeros(values.shape, tl.int32)
-    squares = tl.full(values.shape, SQUARES[0], tl.float32)
-    for i in tl.static_range(LEVELS - 1):
-        above = values > THRESHOLDS[i]
-        indices += above.to(tl.int32)
-        squares = tl.where(above, SQUARES[i + 1], squares)
-    return indices, squares
+def nearest(values, LEVELS: tl.constexpr):
+    """Number of thresholds below each value, int32, and the square of that centroid.
+
+    A NaN is above none, as if it were −infinity.
+    """
+    COUNT: tl.constexpr = len(LEVELS[1])
+    is_upper = values > LEVELS[0]
+    distance = tl.where(is_upper, values, -values)
+    # From the middle outward: COUNT + 1 + passed, or COUNT - passed.
+    start = tl.where(is_upper, COUNT + 1, COUNT)
+    passed = tl.zeros(values.shape, tl.int32)
+    square = tl.full(values.shape, LEVELS[3][0], tl.float32)
+    for i in tl.static_range(COUNT):
+        has_passed = ~(distance <= tl.where(is_upper, LEVELS[1][i], LEVELS[2][i]))
+        passed = tl.where(has_passed, i + 1, passed)
+        square = tl.where(has_passed, LEVELS[3][i + 1], square)
+    return start ^ passed, square
 
 
 @triton.jit
@@ -93,8 +120,6 @@ def encode_turned(
     table,
     WRITE: tl.constexpr,
     LEVELS: tl.constexpr,
-    THRESHOLDS: tl.constexpr,
-    SQUARES: tl.constexpr,
     BF16: tl.constexpr,
 ):
     """Encode blocks of 128 values, a thread each.
@@ -119,7 +144,7 @@ def encode_turned(
             first = chunk * CHUNK + i * PART
             x = load_part(source, step, inside, first, PART, BF16)
             turned = turn_part(x * inverse[:, None], tl.load(quads + first))
-            index, square = nearest(turned, LEVELS, THRESHOLDS, SQUARES)
+            index, square = nearest(turned, LEVELS)
             total = add_in_order(total, square)
             indices = indices + (index,)
         WRITE(planes, span * (BLOCK // CHUNK) + chunk, indices, live)

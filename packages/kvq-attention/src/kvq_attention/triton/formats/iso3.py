@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.centroids import encode_turned, floats
+from kvq_attention.triton.centroids import encode_turned, levels
 from kvq_attention.triton.encode import Encoder, pack_bits, pack_crumbs, store_bytes
 from kvq_attention.triton.rotation import quaternions
 from kvq_attention.triton.tables import byte_tables
@@ -16,9 +16,7 @@ from kvq_attention.triton.words import load_words
 from kvq_codecs.formats import iso3 as oracle
 from kvq_codecs.rotation import BLOCK
 
-LEVELS = tl.constexpr(len(oracle.CENTROIDS))
-THRESHOLDS = tl.constexpr(floats(oracle.THRESHOLDS))
-SQUARES = tl.constexpr(floats(oracle.CENTROIDS * oracle.CENTROIDS))
+LEVELS = tl.constexpr(levels(oracle.CENTROIDS, oracle.THRESHOLDS))
 
 
 @triton.jit
@@ -58,8 +56,6 @@ def encode(
         table,
         write,
         LEVELS,
-        THRESHOLDS,
-        SQUARES,
         BF16,
     )
 
