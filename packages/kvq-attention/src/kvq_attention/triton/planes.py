@@ -25,16 +25,17 @@ class PlaneArgument:
     head: int
     token: int
 
+    @property
+    def strides(self) -> tuple[int, int, int]:
+        """Of pages, heads and tokens."""
+        return self.page, self.head, self.token
+
     @classmethod
     def of(cls, cache: Encoded, name: str, dtype: torch.dtype) -> PlaneArgument:
         """A plane read in items of `dtype`; `TensorError` where its layout does not allow that."""
         plane = cache.planes[name]
         where = f"plane {name!r} of a {cache.spec.name} cache"
-        if plane.stride(3) != 1 and plane.shape[3] > 1:
-            raise TensorError(
-                f"{where}: the items of a row must lie next to each other, their stride is "
-                f"{plane.stride(3)}; give a view whose last axis is contiguous"
-            )
+        check_rows(where, plane)
         if plane.dtype == dtype:
             return cls(plane, *plane.stride()[:3])
         ratio = dtype.itemsize // plane.dtype.itemsize
@@ -54,3 +55,12 @@ def fits(plane: torch.Tensor, dtype: torch.dtype) -> bool:
     ratio = dtype.itemsize // plane.dtype.itemsize
     numbers = (*plane.stride()[:3], plane.storage_offset(), plane.shape[3])
     return plane.data_ptr() % dtype.itemsize == 0 and not any(n % ratio for n in numbers)
+
+
+def check_rows(where: str, plane: torch.Tensor) -> None:
+    """`TensorError` where the items of a row do not lie next to each other."""
+    if plane.stride(3) != 1 and plane.shape[3] > 1:
+        raise TensorError(
+            f"{where}: the items of a row must lie next to each other, their stride is "
+            f"{plane.stride(3)}; give a view whose last axis is contiguous"
+        )

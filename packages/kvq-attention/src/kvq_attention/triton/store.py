@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 
 from kvq_attention import launches
-from kvq_attention.errors import TensorError, UnsupportedError
+from kvq_attention.errors import UnsupportedError
 from kvq_attention.triton import formats
 from kvq_attention.triton.encode import Encoder
+from kvq_attention.triton.planes import check_rows
 from kvq_codecs import Encoded
 
 WARP = 32
@@ -164,11 +165,7 @@ def _source(name: str, source: torch.Tensor) -> torch.Tensor:
 def _strides(name: str, cache: Encoded) -> tuple[tuple[int, ...], ...]:
     """(page, head, token) of each plane, in its items."""
     for plane, array in cache.planes.items():
-        if array.stride(3) != 1 and array.shape[3] > 1:
-            raise TensorError(
-                f"plane {plane!r} of {name}: the items of a row must lie next to each other, their "
-                f"stride is {array.stride(3)}; give a view whose last axis is contiguous"
-            )
+        check_rows(f"plane {plane!r} of {name}", array)
     return tuple(array.stride()[:3] for array in cache.planes.values())
 
 
