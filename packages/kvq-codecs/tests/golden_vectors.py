@@ -1,46 +1,22 @@
-"""Reading the golden vectors; each file's hash is checked before it is used."""
+"""The golden vectors against the codecs."""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from golden_files import arrays, checked
 
 import kvq_codecs
 
 from .backends import Backend
 from .exact import assert_same
 
-DIRECTORY = Path(__file__).parent / "golden"
-
 at_each_golden_dim = pytest.mark.parametrize("dim", [64, 128, 256])
-
-
-def listed_hashes() -> dict[str, str]:
-    """File name → sha256, as SHA256SUMS lists them."""
-    lines = (DIRECTORY / "SHA256SUMS").read_text().splitlines()
-    return {name: digest for digest, name in (line.split() for line in lines)}
-
-
-def checked(name: str) -> Path:
-    """The file's path, its content being what SHA256SUMS says."""
-    path = DIRECTORY / name
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert digest == listed_hashes()[name], f"{name} is not the golden file that was given"
-    return path
-
-
-@functools.cache
-def arrays(name: str) -> Mapping[str, np.ndarray]:
-    """The arrays of one .npz file."""
-    with np.load(checked(name), allow_pickle=False) as archive:
-        return dict(archive)
 
 
 @functools.cache
