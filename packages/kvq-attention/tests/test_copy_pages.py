@@ -11,15 +11,24 @@ import kvq_codecs
 from kvq_attention import AttentionError, DeviceError, SlotError, TensorError, launches, ops
 from kvq_codecs import Encoded
 
+from . import invented
 from .scene import assert_same_bytes, poisoned
 
+ON = "cuda" if torch.cuda.is_available() else "cpu"  # where the interpreter stands for the GPU
 PAGES, PAGE_TOKENS = 7, 16
 
 
-def noise(codec: str, heads: int, dim: int, device: str = "cpu", pad: int = 0) -> Encoded:
+def noise(
+    codec: str,
+    heads: int,
+    dim: int,
+    device: str = "cpu",
+    pad: int = 0,
+    page_tokens: int = PAGE_TOKENS,
+) -> Encoded:
     """A cache of random bytes."""
     random = torch.Generator().manual_seed(heads)
-    cache = poisoned(codec, PAGES, heads, PAGE_TOKENS, dim, device, pad)
+    cache = poisoned(codec, PAGES, heads, page_tokens, dim, device, pad)
     for plane in cache.planes.values():
         raw = torch.randint(0, 256, (*plane.shape, plane.itemsize), generator=random)
         plane.copy_(raw.to(device, torch.uint8).view(plane.dtype).squeeze(-1))
@@ -36,22 +45,39 @@ def ids(*pages: int, device: str = "cpu") -> torch.Tensor:
     return torch.tensor(pages, dtype=torch.int64, device=device)
 
 
-@pytest.mark.proves("reference.copy_pages.plain")
-def test_copy_pages_copies_every_plane(device: str) -> None:
-    caches = some_caches(device)
+def copy_and_check(caches: list[Encoded], backend: str, device: str) -> None:
+    """One page to two; pairs with −1 on either side are skipped."""
     wanted = [cache.map(torch.clone) for cache in caches]
     for cache in wanted:
         for plane in cache.planes.values():
             host = plane.cpu().numpy().copy()
             host[5], host[0] = host[2], host[2]
             plane.copy_(torch.from_numpy(host))
-    # one page to two; pairs with −1 on either side are skipped
     source, target = ids(2, -1, 2, 3, device=device), ids(5, 1, 0, -1, device=device)
     with launches.counting() as launched:
-        ops.copy_pages(caches, source, target, backend="reference")
-    assert launched["reference"]["copy_pages"] == 1
+        ops.copy_pages(caches, source, target, backend=backend)
+    assert launched[backend]["copy_pages"] == 1
     for cache, copy in zip(caches, wanted, strict=True):
         assert_same_bytes(cache, copy)
+
+
+@pytest.mark.proves("reference.copy_pages.plain")
+def test_copy_pages_copies_every_plane(device: str) -> None:
+    copy_and_check(some_caches(device), "reference", device)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@pytest.mark.parametrize("page_tokens", [1, 5])
+def test_bytes_of_any_codec_and_page_size_are_copied(page_tokens: int, backend: str) -> None:
+    kvq_codecs.register(invented.CODEC)
+    try:
+        caches = [
+            noise(name, 2, dim, ON, pad, page_tokens)
+            for name, dim, pad in ((invented.SPEC.name, 48, 0), ("fp8", 40, 1), ("q6_0", 32, 0))
+        ]
+        copy_and_check(caches, backend, ON)
+    finally:
+        kvq_codecs.unregister(invented.SPEC.name)
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,11 @@ def run(
     device, dtype : where, and of what type the queries, keys and values are
     backend : "auto" or a name; what a named one does not serve is not tried
 
-    Raises `UnsupportedError` when nothing is left to try, with what the first format lacks.
+    Raises `UnsupportedError`, with what the first format lacks, when nothing can be stored nor
+    decoded.
     """
     found = [_try(pair, layer, device, dtype, backend) for pair in formats]
-    if not any(outcome.backends.keys() & set(TRIED) for outcome in found):
+    if not any(outcome.backends.keys() & {"store", "decode"} for outcome in found):
         raise UnsupportedError(next(iter(found[0].refused.values())))
     return found
 

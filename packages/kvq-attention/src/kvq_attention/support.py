@@ -104,7 +104,7 @@ SUPPORT: tuple[Row, ...] = (
     _triton("decode", "window", "test_triton_decodes_a_window"),
     _triton("decode", "softcap", "test_triton_decodes_capped_scores"),
     _triton("decode", "sinks", "test_triton_decodes_sinks"),
-    _triton("copy_pages", "plain", "test_triton_copies_pages"),
+    Row("copy_pages", "triton", "plain", "test_triton_copies_pages", devices=("cuda", "cpu")),
 )
 
 
