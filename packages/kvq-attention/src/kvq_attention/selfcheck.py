@@ -91,7 +91,7 @@ def run(
     decoded.
     """
     found = [_try(pair, layer, device, dtype, backend) for pair in formats]
-    if not any(outcome.backends.keys() & {"store", "decode"} for outcome in found):
+    if not any(outcome.errors or outcome.failed for outcome in found):
         raise UnsupportedError(next(iter(found[0].refused.values())))
     return found
 
@@ -106,7 +106,7 @@ def _try(
             outcome.backends[op] = support.pick(backend, needs)
         except (UnsupportedError, CodecError) as error:
             outcome.refused[op] = str(error)
-    if not outcome.backends:
+    if not outcome.backends.keys() & {"store", "decode"}:  # to copy its pages alone says little
         return outcome
     trial = Trial.of(pair, layer, device, dtype)
     with launches.counting() as launched:
