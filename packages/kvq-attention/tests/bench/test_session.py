@@ -4,6 +4,8 @@ import pytest
 
 from kvq_attention.bench import as_json, plan, problems, run, session, tables
 
+from ..triton.cases import ieee, interpreted
+
 
 @pytest.fixture(scope="module")
 def quick():
@@ -98,3 +100,16 @@ def test_compiling_ahead_runs_every_op_and_shape_in_other_processes(quick):
     assert problems(found) == []
     assert told[0] == ("kernels and ceilings", 0, 9)
     assert [done for _, done, _ in told[1:]] == list(range(9))
+
+
+@interpreted
+@ieee
+def test_the_backend_of_a_row_is_the_one_whose_kernels_ran():
+    tiny = plan(
+        device="cpu", backend="triton", shape="2/1x64", codecs="q4_0", cases="1x17",
+        store_tokens="3", copy_tokens="16", repeat=1,
+    )  # fmt: skip
+    found = run(tiny)
+    assert problems(found) == []
+    rows = [row for table in ("decode", "store", "copy") for row in found[table]]
+    assert [row["backend"] for row in rows] == ["triton"] * 6
