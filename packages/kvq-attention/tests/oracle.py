@@ -15,11 +15,13 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    device: str = "cpu",
 ) -> torch.Tensor:
     """The last n of S positions attend: q [n, Hq, D], k [S, Hkv, D], v [S, Hkv, Dv]."""
-    q, k, v = (x.cpu().double().transpose(0, 1) for x in (q, k, v))
+    q, k, v = (x.to(device).double().transpose(0, 1) for x in (q, k, v))
     n, size = q.shape[1], k.shape[1]
-    query, key = torch.arange(size - n, size)[:, None], torch.arange(size)
+    key = torch.arange(size, device=device)
+    query = key[size - n :, None]
     visible = key <= query
     if window is not None:
         visible &= query - key < window
@@ -31,7 +33,7 @@ def attention(
         return out[0].transpose(0, 1)
     group = q.shape[0] // k.shape[0]
     heads = [
-        _head(q[h], k[h // group], v[h // group], visible, scale, softcap, _sink(sinks, h))
+        _head(q[h], k[h // group], v[h // group], visible, scale, softcap, _sink(sinks, h, q))
         for h in range(q.shape[0])
     ]
     return torch.stack(heads, dim=1)
@@ -44,8 +46,8 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float(error.nan_to_num(nan=torch.inf).max())
 
 
-def _sink(sinks: torch.Tensor | None, head: int) -> torch.Tensor | None:
-    return None if sinks is None else sinks[head].cpu().double()
+def _sink(sinks: torch.Tensor | None, head: int, like: torch.Tensor) -> torch.Tensor | None:
+    return None if sinks is None else sinks[head].to(like)
 
 
 def _head(
