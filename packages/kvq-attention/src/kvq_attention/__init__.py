@@ -1,10 +1,11 @@
 """Attention that writes and reads quantized paged KV caches.
 
-`ops.store`, `ops.decode` and `ops.extend` are the operations; `Batch` and `Table` say which
-requests a call serves and where their tokens lie; `support.SUPPORT` says what works with what.
+`ops.store`, `ops.decode`, `ops.extend` and `ops.copy_pages` are the operations; `Batch` and
+`Table` say which requests a call serves and where their tokens lie; `support.SUPPORT` says what
+works with what; `launches` counts what ran.
 """
 
-from kvq_attention import ops, support
+from kvq_attention import launches, ops, support
 from kvq_attention.batch import Batch, Request, Table
 from kvq_attention.errors import (
     AttentionError,
@@ -32,6 +33,7 @@ __all__ = [
     "TensorError",
     "UnsupportedError",
     "__version__",
+    "launches",
     "ops",
     "support",
 ]
