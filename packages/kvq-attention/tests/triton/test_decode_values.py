@@ -180,6 +180,18 @@ def test_a_nan_row_is_seen_where_it_is_and_nowhere_else(codec: str, device: str)
     assert torch.equal(out, clean)
 
 
+@pytest.mark.parametrize("codec", PACKED)  # others' values are NaN themselves, and 0 · NaN is NaN
+@each_device
+def test_a_nan_row_of_a_later_token_does_not_reach_earlier_queries(codec: str, device: str) -> None:
+    scene = scene_of(codec, device, lengths=(70,), queries=(2,))
+    clean = attend(scene)
+    for cache in scene.caches:
+        put(cache, torch.full((1, 1, 128), torch.nan), scene.slots(0, 69, 70))
+    out = attend(scene)
+    assert torch.equal(out[0], clean[0])
+    assert out[1].isnan().all()
+
+
 @pytest.mark.parametrize("codec", FULL)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
 @each_device
