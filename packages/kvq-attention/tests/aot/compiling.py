@@ -1,11 +1,11 @@
-"""Compile Triton kernels for GPUs that are not there: `python compiling.py MODULE… --arch 80 …`.
+"""Compile Triton kernels for GPUs that are not there.
 
-Runs in a process of its own, without TRITON_INTERPRET, which is read when kernels are decorated.
-A module beside this one offers `jobs()`, calls of launchers on CPU tensors by name. Launches are
+A module beside this one offers `jobs()`: calls of launchers on CPU tensors, by name. Launches are
 caught instead of run, and each is compiled as Triton would for the same arguments: pointers and
 strides that 16 divides, integers that are 1, and constants are part of what is compiled.
 
-Prints a JSON list with an object per kernel and architecture: see `Compiled`.
+TRITON_INTERPRET is read when kernels are decorated, so `run` starts this file without it:
+`python compiling.py MODULE… --arch 80 …` prints a JSON list of `Compiled`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 Jobs = Iterator[tuple[str, Callable[[], object]]]
 
+ARCHS = (80, 86, 89, 90, 100, 120)
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -40,7 +43,8 @@ class Compiled:
     Attributes
     ----------
     job, kernel, arch : what was compiled
-    registers, stack_bytes, shared_bytes : as cuobjdump reports; spilled registers lie on the stack
+    registers, stack_bytes, shared_bytes : of a thread, a thread and a program; spilled registers
+        lie on the stack
     ptx : instructions, without operands, that occur in the PTX
     """
 
@@ -51,6 +55,17 @@ class Compiled:
     stack_bytes: int
     shared_bytes: int
     ptx: list[str]
+
+
+def run(modules: Sequence[str], archs: Sequence[int], cache: Path) -> list[Compiled]:
+    """The kernels of all jobs of the modules for each architecture, compiled in processes."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, __file__, *modules, "--arch", *map(str, archs)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-8000:]}")
+    return [Compiled(**item) for item in json.loads(done.stdout)]
 
 
 @dataclass(frozen=True)
@@ -145,7 +160,7 @@ def main() -> None:
         for name, _ in import_module(module).jobs()
         for arch in given.arch
     ]
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         found = [c for part in pool.map(compiled, *zip(*work, strict=True)) for c in part]
     json.dump([asdict(c) for c in found], sys.stdout)
 

@@ -1,4 +1,4 @@
-"""Launches of the store kernel to compile: every format, and two at a time."""
+"""Launches of the store kernel: every format at head_dim 128, rows as models give them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,25 @@ import kvq_codecs
 from kvq_attention.triton.store import store
 from kvq_codecs import Encoded
 
-TOKENS, HEADS, PAGES, PAGE_TOKENS, DIM = 4096, 8, 256, 16, 128
+TOKENS, HEADS, PAGES, PAGE_TOKENS, DIM = 64, 8, 4, 16, 128
 
 
 def jobs() -> Jobs:
-    """bf16 rows at head_dim 128, as a model gives them."""
+    """By the name of the codec."""
     for codec in kvq_codecs.names():
-        yield codec, lambda codec=codec: call(codec, codec)
+        yield codec, lambda codec=codec: _store(codec)
 
 
-def call(k: str, v: str, dim: int = DIM, dtype: torch.dtype = torch.bfloat16) -> None:
-    rows = torch.empty(TOKENS, HEADS, dim, dtype=dtype)
-    store(rows, rows, cache(k, dim), cache(v, dim), torch.empty(TOKENS, dtype=torch.int64))
-
-
-def cache(codec: str, dim: int) -> Encoded:
+def cache(codec: str) -> Encoded:
     spec = kvq_codecs.get(codec).spec
     lead = PAGES, HEADS, PAGE_TOKENS
-    return Encoded(
-        spec,
-        dim,
-        {
-            p.name: torch.empty(*lead, p.row_items(dim), dtype=getattr(torch, p.dtype))
-            for p in spec.planes
-        },
-    )
+    planes = {
+        plane.name: torch.empty(*lead, plane.row_items(DIM), dtype=getattr(torch, plane.dtype))
+        for plane in spec.planes
+    }
+    return Encoded(spec, DIM, planes)
+
+
+def _store(codec: str) -> None:
+    rows = torch.empty(TOKENS, HEADS, DIM, dtype=torch.bfloat16)
+    store(rows, rows, cache(codec), cache(codec), torch.empty(TOKENS, dtype=torch.int64))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.encode import PART, load_part
+from kvq_attention.triton.encode import PART, load_part, store_bytes
 from kvq_attention.triton.rounding import to_half
 from kvq_codecs import rotation
 
@@ -116,17 +116,17 @@ def encode_turned(
     live,
     planes,
     span,
-    scales,
     table,
-    WRITE: tl.constexpr,
+    PACK: tl.constexpr,
     LEVELS: tl.constexpr,
     BF16: tl.constexpr,
 ):
     """Encode blocks of 128 values, a thread each.
 
-    WRITE(planes, chunk, indices, live) writes the indices of a chunk, int32 [spans], given as four
-    tensors [spans, 8].
+    PACK(indices) makes bytes of indices int32 [spans, 8]: a tuple of uint8 [spans, n], one for each
+    plane but the last, which is that of the scales.
     """
+    CODES: tl.constexpr = len(planes) - 1
     quads = table + tl.broadcast_to(tl.arange(0, PART)[None, :], (source.shape[0], PART))
     total = tl.zeros(source.shape, tl.float32)
     for chunk in range(BLOCK // CHUNK):
@@ -139,14 +139,18 @@ def encode_turned(
     inverse = tl.where(is_long, tl.div_rn(one, tl.where(is_long, norm, one)), 0.0)
     total = tl.zeros(source.shape, tl.float32)
     for chunk in range(BLOCK // CHUNK):
-        indices = ()
+        packed = ()
         for i in tl.static_range(CHUNK // PART):
             first = chunk * CHUNK + i * PART
             x = load_part(source, step, inside, first, PART, BF16)
             turned = turn_part(x * inverse[:, None], tl.load(quads + first))
-            index, square = nearest(turned, LEVELS)
-            total = add_in_order(total, square)
-            indices = indices + (index,)
-        WRITE(planes, span * (BLOCK // CHUNK) + chunk, indices, live)
+            indices, squares = nearest(turned, LEVELS)
+            total = add_in_order(total, squares)
+            packed = packed + PACK(indices)
+        for plane in tl.static_range(CODES):
+            parts = ()
+            for i in tl.static_range(CHUNK // PART):
+                parts = parts + (packed[i * CODES + plane],)
+            store_bytes(planes[plane], span * (BLOCK // CHUNK) + chunk, parts, live)
     scale = tl.div_rn(norm, tl.sqrt_rn(total))
-    tl.store(scales + span, to_half(scale, scale != scale), mask=live)
+    tl.store(planes[CODES] + span, to_half(scale, scale != scale), mask=live)

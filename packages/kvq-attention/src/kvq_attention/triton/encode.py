@@ -181,10 +181,3 @@ def pack_crumbs(codes):
     second, fourth = tl.split(odd)
     low = (first & 3) | ((second & 3) << 2)
     return (low | ((third & 3) << 4) | (fourth << 6)).to(tl.uint8)
-
-
-@triton.jit
-def pack_bits(codes):
-    """Codes int32 [spans, n] that are 0 or 1 → bytes [spans, n / 8], first low."""
-    bits = tl.reshape(codes, (codes.shape[0], codes.shape[1] // 8, 8))
-    return tl.sum(bits << tl.arange(0, 8)[None, None, :], 2).to(tl.uint8)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.centroids import encode_turned, levels
-from kvq_attention.triton.encode import Encoder, pack_bits, pack_crumbs, store_bytes
+from kvq_attention.triton.encode import PART, Encoder
 from kvq_attention.triton.rotation import quaternions
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
@@ -20,15 +20,19 @@ LEVELS = tl.constexpr(levels(oracle.CENTROIDS, oracle.THRESHOLDS))
 
 
 @triton.jit
-def write(planes, chunk, indices, live):
-    """Write the indices of a chunk."""
-    low = ()
-    high = ()
-    for i in tl.static_range(len(indices)):
-        low = low + (pack_crumbs(indices[i]),)
-        high = high + (pack_bits(indices[i] >> 2),)
-    store_bytes(planes[0], chunk, low, live)
-    store_bytes(planes[1], chunk, high, live)
+def pack(indices):
+    """Bytes of a part's indices, per plane: a nibble each first, whose bits then close ranks."""
+    word = tl.sum(indices << (4 * tl.arange(0, PART))[None, :], 1)
+    low = word & 0x33333333
+    low = (low | (low >> 2)) & 0x0F0F0F0F
+    low = (low | (low >> 4)) & 0x00FF00FF
+    low = low | (low >> 8)
+    high = (word >> 2) & 0x11111111
+    high = (high | (high >> 3)) & 0x03030303
+    high = (high | (high >> 6)) & 0x000F000F
+    high = high | (high >> 12)
+    low_bytes = low[:, None] >> (8 * tl.arange(0, 2))[None, :]
+    return low_bytes.to(tl.uint8), high[:, None].to(tl.uint8)
 
 
 @triton.jit
@@ -45,19 +49,7 @@ def encode(
     BF16: tl.constexpr,
 ):
     """Encode spans of values: see `kvq_attention.triton.encode`."""
-    encode_turned(
-        source,
-        step,
-        inside,
-        live,
-        planes,
-        span,
-        planes[2],
-        table,
-        write,
-        LEVELS,
-        BF16,
-    )
+    encode_turned(source, step, inside, live, planes, span, table, pack, LEVELS, BF16)
 
 
 ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions)
@@ -128,7 +120,7 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     """Rows as eight fp16 tiles of centroids, turned values 8c … 8c + 7."""
     low = load_words(a, a_rows, mask, DIM // 8, COLUMNS)
     high = load_words(b, b_rows, mask, DIM // 8, COLUMNS).to(tl.int16)
-    if ASM:
+    if ASM >= 80:
         return tl.inline_asm_elementwise(
             UNPACK,
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r",

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.centroids import encode_turned, levels
-from kvq_attention.triton.encode import Encoder, pack_nibbles, store_bytes
+from kvq_attention.triton.encode import Encoder, pack_nibbles
 from kvq_attention.triton.rotation import quaternions
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
@@ -20,12 +20,9 @@ LEVELS = tl.constexpr(levels(oracle.CENTROIDS, oracle.THRESHOLDS))
 
 
 @triton.jit
-def write(planes, chunk, indices, live):
-    """Write the indices of a chunk."""
-    codes = ()
-    for i in tl.static_range(len(indices)):
-        codes = codes + (pack_nibbles(indices[i]),)
-    store_bytes(planes[0], chunk, codes, live)
+def pack(indices):
+    """Bytes of a part's indices, per plane."""
+    return (pack_nibbles(indices),)
 
 
 @triton.jit
@@ -42,19 +39,7 @@ def encode(
     BF16: tl.constexpr,
 ):
     """Encode spans of values: see `kvq_attention.triton.encode`."""
-    encode_turned(
-        source,
-        step,
-        inside,
-        live,
-        planes,
-        span,
-        planes[1],
-        table,
-        write,
-        LEVELS,
-        BF16,
-    )
+    encode_turned(source, step, inside, live, planes, span, table, pack, LEVELS, BF16)
 
 
 ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions)
@@ -108,7 +93,7 @@ def centroid(index):
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as four fp16 tiles of centroids, turned values 4c … 4c + 3."""
     word = load_words(a, a_rows, mask, DIM // 4, COLUMNS)
-    if ASM:
+    if ASM >= 80:
         return tl.inline_asm_elementwise(
             UNPACK,
             "=&r,=&r,=&r,=&r,r",
