@@ -35,16 +35,11 @@ on_cuda = pytest.param("cuda", marks=[pytest.mark.gpu, compiled])
 each_device = pytest.mark.parametrize("device", [on_cpu, on_cuda])
 each_codec = pytest.mark.parametrize("codec", kvq_codecs.names())
 # A codec of each way in which the kernel treats scales: none, one a row, one a block, two, rotated.
-# Where a test is about something else, the slow interpreter runs these, a GPU runs all.
 KINDS = ("bf16", "fp8", "q4_0", "nvfp4", "iso3")
-each_kind = pytest.mark.parametrize(
-    ("codec", "device"),
-    [pytest.param(codec, "cpu", marks=interpreted) for codec in KINDS]
-    + [
-        pytest.param(codec, "cuda", marks=[pytest.mark.gpu, compiled])
-        for codec in kvq_codecs.names()
-    ],
-)
+each_kind = pytest.mark.parametrize("codec", KINDS)
+# Where a test is about indices, it runs in the interpreter alone: a GPU would compile each of its
+# shapes for seconds. test_decode_gpu*.py ask the same at real sizes, of all codecs in one shape.
+in_interpreter = pytest.mark.parametrize("device", [on_cpu])
 
 # Kernels take logarithms of 0 and differences of infinities on purpose; NumPy, which runs them in
 # the interpreter, says so. Not left out: overflow of an integer, which NumPy calls a scalar's.
@@ -171,7 +166,9 @@ def poison_new_tensors(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     return made
 
 
-def pairwise(axes: Mapping[str, Sequence[Any]], allowed: Any) -> Iterator[dict[str, Any]]:
+def pairwise(
+    axes: Mapping[str, Sequence[Any]], allowed: Callable[[dict[str, Any]], bool]
+) -> Iterator[dict[str, Any]]:
     """Cases in which every allowed pair of values of two axes occurs, greedily few of them.
 
     `allowed` says of a case, or of a part of one, whether its values go together.

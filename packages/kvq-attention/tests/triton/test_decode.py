@@ -23,8 +23,8 @@ from .cases import (
     each_codec,
     each_device,
     ieee,
+    in_interpreter,
     judge,
-    on_cpu,
     pairwise,
 )
 
@@ -89,7 +89,7 @@ def scoring_of(name: str, heads: int, dim: int, device: str = "cpu") -> dict[str
 
 
 @pytest.mark.parametrize("case", SWEEP, ids=name_of)
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_decode_sweeps_pairs_of_everything(case: dict[str, Any], device: str) -> None:
     n, group, queries = case["page_tokens"], case["group"], case["queries"]
     kv_heads = 2 if group == 1 else 1
@@ -133,7 +133,7 @@ def test_triton_decodes_every_codec(codec: str, device: str) -> None:
 @pytest.mark.parametrize(
     ("codec", "dim"), [(codec, dim) for codec in PACKED for dim in dims_of(codec)]
 )
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_p054_every_head_dim_of_every_packed_codec(codec: str, dim: int, device: str) -> None:
     shape = Geometry(codec, heads=2, kv_heads=1, dim=dim, lengths=(37,), dtype=torch.bfloat16)
     check(shape, device)
@@ -141,7 +141,7 @@ def test_p054_every_head_dim_of_every_packed_codec(codec: str, dim: int, device:
 
 @each_codec
 @pytest.mark.parametrize("page_tokens", PAGE_TOKENS)
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_p057_every_page_size_at_its_edges(codec: str, page_tokens: int, device: str) -> None:
     lengths = (page_tokens - 1, page_tokens, page_tokens + 1)
     shape = Geometry(codec, heads=1, kv_heads=1, dim=128, page_tokens=page_tokens, lengths=lengths)
@@ -150,7 +150,7 @@ def test_p057_every_page_size_at_its_edges(codec: str, page_tokens: int, device:
 
 @pytest.mark.proves("triton.decode.mixed_codecs")
 @pytest.mark.parametrize("case", MIXED, ids=name_of)
-@each_device
+@in_interpreter
 def test_triton_decodes_two_codecs(case: tuple[str, str, int, int], device: str) -> None:
     k, v, dim, v_dim = case
     check(Geometry(k, v, heads=2, dim=dim, v_dim=v_dim, lengths=(40,), queries=2), device)
@@ -158,14 +158,14 @@ def test_triton_decodes_two_codecs(case: tuple[str, str, int, int], device: str)
 
 @pytest.mark.proves("triton.decode.value_dim")
 @pytest.mark.parametrize("dims", [(64, 256), (256, 64), (96, 80), (192, 128)])
-@each_device
+@in_interpreter
 def test_triton_decodes_two_head_dims(dims: tuple[int, int], device: str) -> None:
     check(Geometry("fp8", dim=dims[0], v_dim=dims[1], lengths=(1, 50), queries=2), device)
 
 
 @pytest.mark.proves("triton.decode.gqa")
 @pytest.mark.parametrize("group", GROUPS)
-@each_device
+@in_interpreter
 def test_triton_decodes_shared_kv_heads(group: int, device: str) -> None:
     check(Geometry("q8_0", heads=2 * group, kv_heads=2, lengths=(53,)), device)
     check(Geometry("fp8", heads=group, kv_heads=1, lengths=(53, 9), queries=(2, 1)), device)

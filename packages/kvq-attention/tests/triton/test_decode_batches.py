@@ -11,7 +11,16 @@ from kvq_attention import Batch, Table
 from kvq_attention.triton import tiles
 
 from ..scene import TIER, Geometry, Scene, build
-from .cases import attend, each_device, each_kind, ieee, judge, on_cpu, rows_of, with_table
+from .cases import (
+    attend,
+    each_device,
+    each_kind,
+    ieee,
+    in_interpreter,
+    judge,
+    rows_of,
+    with_table,
+)
 
 pytestmark = ieee
 
@@ -50,6 +59,7 @@ def company(scene: Scene, requests: list[int], spare_columns: int = 0) -> tuple[
 
 @pytest.mark.parametrize("scoring", [{}, {"window": 50, "softcap": 3.0}], ids=["plain", "window"])
 @each_kind
+@in_interpreter
 def test_p074_a_request_gets_the_same_bits_in_any_company(
     codec: str, scoring: dict[str, Any], device: str
 ) -> None:
@@ -63,7 +73,7 @@ def test_p074_a_request_gets_the_same_bits_in_any_company(
 
 
 @pytest.mark.parametrize("group", [5, 20])
-@each_device
+@in_interpreter
 def test_p074_of_any_group_size(group: int, device: str) -> None:
     scene = scene_of("q4_0", device, heads=group, lengths=(20, 70), queries=1)
     together = attend(scene)
@@ -71,7 +81,7 @@ def test_p074_of_any_group_size(group: int, device: str) -> None:
     assert torch.equal(attend(scene, batch=batch, q=q), together[1:2])
 
 
-@each_device
+@in_interpreter
 def test_p074_beside_a_request_of_many_query_tokens(device: str) -> None:
     """A request of several chunks."""
     scene = scene_of(
@@ -101,6 +111,7 @@ def test_changed_tables_and_lengths_are_obeyed(device: str) -> None:
 
 @pytest.mark.parametrize("sinks", [False, True])
 @each_kind
+@in_interpreter
 def test_padding_gives_zero(codec: str, sinks: bool, device: str) -> None:
     scene = scene_of(codec, device)
     batch, real = scene.batch(), sum(QUERIES)
@@ -142,7 +153,7 @@ BAD_PAGES = {"-1": -1, "-2": -2, "P": None, "2**31-1": 2**31 - 1, "-2**31": -(2*
 
 
 @pytest.mark.parametrize("bad", BAD_PAGES)
-@pytest.mark.parametrize("device", [on_cpu])  # on CUDA in a process of its own: exercise.py
+@in_interpreter  # on CUDA in a process of its own: exercise.py
 def test_a_page_that_the_cache_does_not_have_makes_its_readers_nan(bad: str, device: str) -> None:
     scene = scene_of("q8_0", device, queries=1)
     for cache in scene.caches:  # what is read instead, if something is, must not be NaN by itself
@@ -161,7 +172,7 @@ def test_a_page_that_the_cache_does_not_have_makes_its_readers_nan(bad: str, dev
         assert torch.equal(out, clean)
 
 
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_a_length_beyond_the_table_reads_no_other_requests_pages(device: str) -> None:
     scene = scene_of("q8_0", device, heads=1, lengths=(64, 64, 64), queries=1)
     clean, batch = attend(scene), scene.batch()
@@ -179,13 +190,14 @@ def test_a_length_beyond_the_table_reads_no_other_requests_pages(device: str) ->
 
 
 @each_kind
+@in_interpreter
 def test_pages_that_a_window_left_behind_are_not_needed(codec: str, device: str) -> None:
     scene = scene_of(codec, device, lengths=(70, 64, 97), queries=2)
     window = 16  # the first query of the shortest sees positions from 47 on: pages 0 and 1 are gone
     assert torch.equal(attend(scene, released=2, window=window), attend(scene, window=window))
 
 
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_a_page_that_left_too_early_is_missed(device: str) -> None:
     scene = scene_of("q8_0", device, lengths=(70, 64, 97), queries=2)
     early = attend(scene, released=4, window=16)  # the first query at 68 sees 53 … 68: page 3

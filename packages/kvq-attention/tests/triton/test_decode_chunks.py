@@ -12,7 +12,14 @@ from kvq_attention.triton import tiles
 from kvq_attention.triton.decode import launch
 
 from ..scene import TIER, Geometry, Scene, build
-from .cases import attend, each_device, each_kind, ieee, judge, on_cpu, poison_new_tensors
+from .cases import (
+    attend,
+    each_kind,
+    ieee,
+    in_interpreter,
+    judge,
+    poison_new_tensors,
+)
 
 pytestmark = ieee
 
@@ -34,19 +41,20 @@ def cut(scene: Scene, config: tiles.Config = SHORT, **scoring: Any) -> torch.Ten
 
 
 @each_kind
+@in_interpreter
 def test_lengths_at_the_edges_of_chunks(codec: str, device: str) -> None:
     scene = scene_of(codec, device, EDGES)
     judge(cut(scene), scene.expected(fresh=False), torch.float32)
 
 
-@each_device
+@in_interpreter
 def test_more_chunks_than_there_may_be_become_longer_ones(device: str) -> None:
     scene = scene_of("q8_0", device, TOO_LONG)
     judge(cut(scene), scene.expected(fresh=False), torch.float32)
 
 
 @pytest.mark.parametrize("window", [1, 31, 32, 33, 70])
-@each_device
+@in_interpreter
 def test_windows_at_the_edges_of_chunks(window: int, device: str) -> None:
     """A window moves where the first chunk begins; its queries straddle chunks."""
     scene = scene_of("q8_0", device, (66, 140), queries=(4, 1))
@@ -54,7 +62,7 @@ def test_windows_at_the_edges_of_chunks(window: int, device: str) -> None:
     judge(cut(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
 
 
-@each_device
+@in_interpreter
 def test_chunks_that_a_query_does_not_see(device: str) -> None:
     """The last chunk holds nothing that the first queries of the step see."""
     scene = scene_of("fp8", device, (40, 66), queries=(12, 5))
@@ -62,6 +70,7 @@ def test_chunks_that_a_query_does_not_see(device: str) -> None:
 
 
 @each_kind
+@in_interpreter
 def test_f49_scratch_full_of_nan_changes_nothing(
     codec: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +83,7 @@ def test_f49_scratch_full_of_nan_changes_nothing(
     assert len(made) >= 3, "the output and both scratch tensors come unwritten"
 
 
-@each_device
+@in_interpreter
 def test_the_cut_moves_an_output_by_rounding_at_most(device: str) -> None:
     scene = scene_of("q4_0", device, (300,))
     expected = scene.expected(fresh=False)
@@ -83,7 +92,7 @@ def test_the_cut_moves_an_output_by_rounding_at_most(device: str) -> None:
         judge(cut(scene, config), expected, torch.float32)
 
 
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_the_chunks_of_a_launch_as_it_is_picked(device: str) -> None:
     """One token less and one more than a chunk of the usual size, and than two."""
     chunk = tiles.Config().chunk

@@ -19,7 +19,7 @@ from .layouts import ALIGNED
 pytestmark = [pytest.mark.gpu, compiled]
 
 POOL_BYTES = 21 << 30
-KV_HEADS, DIM, PAGE_TOKENS, LENGTH, QUERIES = 4, 128, 16, 333, 7
+HEADS, KV_HEADS, DIM, PAGE_TOKENS, LENGTH, QUERIES = 32, 8, 128, 16, 333, 7
 NEEDED = -(-LENGTH // PAGE_TOKENS)
 
 
@@ -83,8 +83,8 @@ def test_f51_p120_slots_at_the_end_of_a_large_pool(codec: str) -> None:
     """Store, a verify step of seven queries, and copies: the bits of the pool's first pages."""
     caches = pool(codec)
     random = torch.Generator("cuda").manual_seed(len(codec))
-    k, v = (big.normal(random, torch.float16, LENGTH, KV_HEADS, DIM) for _ in range(2))
-    q = big.normal(random, torch.float16, QUERIES, 4 * KV_HEADS, DIM)
+    k, v = (big.normal(random, torch.bfloat16, LENGTH, KV_HEADS, DIM) for _ in range(2))
+    q = big.normal(random, torch.bfloat16, QUERIES, HEADS, DIM)
     position = torch.arange(LENGTH, device="cuda")
 
     def fill(pages: list[int]) -> None:
@@ -105,7 +105,7 @@ def test_f51_p120_slots_at_the_end_of_a_large_pool(codec: str) -> None:
     fill(start)
     low = attended(start)
     stored = [big.read(cache, LENGTH, start) for cache in caches]
-    judge(low, big.oracle.attention(q, *stored, scale=DIM**-0.5, device="cuda"), torch.float16)
+    judge(low, big.oracle.attention(q, *stored, scale=DIM**-0.5, device="cuda"), torch.bfloat16)
     whole = [part(cache, start) for cache in caches]
     for name, pages in lists.items():
         for cache in caches:

@@ -16,7 +16,9 @@ from .cases import BACKEND, compiled, each_codec
 
 pytestmark = [pytest.mark.gpu, compiled]
 
-REQUESTS, TOKENS, HEADS, KV_HEADS, DIM, PAGE_TOKENS, PAGES, COLUMNS = 6, 16, 8, 2, 128, 16, 400, 64
+# The shape of test_decode_gpu.py, compiled there already
+REQUESTS, HEADS, KV_HEADS, DIM, PAGE_TOKENS = 6, 32, 8, 128, 16
+TOKENS, PAGES, COLUMNS = 16, 400, 64
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def run(given: Step, caches: tuple[Encoded, Encoded], sinks: torch.Tensor) -> to
         TIER,
         scale=DIM**-0.5,
         window=300,
+        softcap=20.0,
         sinks=sinks,
         backend=BACKEND,
     )

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from ..scene import Geometry, Scene, build
-from .cases import KINDS, attend, each_codec, each_device, each_kind, ieee, judge, on_cpu, refill
+from .cases import (
+    attend,
+    each_codec,
+    each_device,
+    each_kind,
+    ieee,
+    in_interpreter,
+    judge,
+    refill,
+)
 from .layouts import LAYOUTS, Caches, one_block, page_of_everything, sparse, tokens_first
 
 pytestmark = ieee
@@ -35,6 +44,7 @@ def in_caches(scene: Scene, caches: Caches, pages: list[list[int]] | None = None
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @each_kind
+@each_device
 def test_the_layout_of_a_cache_does_not_matter(codec: str, layout: str, device: str) -> None:
     scene = scene_of(codec, device)
     moved = in_caches(scene, LAYOUTS[layout](scene.caches))
@@ -65,6 +75,7 @@ def test_p122_views_into_a_larger_block(k: str, v: str, device: str) -> None:
 
 @pytest.mark.parametrize("layer", [0, 2])
 @each_kind
+@each_device
 def test_p124_layers_packed_into_one_block(codec: str, layer: int, device: str) -> None:
     scene = scene_of(codec, device)
     moved = in_caches(scene, page_of_everything(scene.caches, layer=layer))
@@ -72,7 +83,7 @@ def test_p124_layers_packed_into_one_block(codec: str, layer: int, device: str) 
 
 
 @each_codec
-@pytest.mark.parametrize("device", [on_cpu])
+@in_interpreter
 def test_f51_rows_on_both_sides_of_two_gigabytes(codec: str, device: str, tmp_path: Path) -> None:
     """Every code plane has items past 2³¹; pages lie below and above that edge, and at the end.
 
@@ -93,8 +104,8 @@ def test_f51_rows_on_both_sides_of_two_gigabytes(codec: str, device: str, tmp_pa
     assert torch.equal(attend(far), attend(scene))
 
 
-@pytest.mark.parametrize("codec", KINDS)
-@pytest.mark.parametrize("device", [on_cpu])
+@each_kind
+@in_interpreter
 def test_p120_a_verify_step_at_the_top_of_a_large_pool(
     codec: str, device: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .cases import (
     expected_of_cache,
     held,
     ieee,
+    in_interpreter,
     judge,
     refill,
 )
@@ -93,10 +95,10 @@ def test_a_heavy_token_of_small_values_hides_no_others(
 ) -> None:
     """The first token takes all but `tail` of the weight; the others' values outweigh its own."""
     scene = scene_of(codec, device)
-    for q, k, v in zip(scene.qs, scene.ks, scene.vs, strict=True):
-        k.mul_(0.05)
-        k[0] = q[0, 0] / q[0, 0].norm() ** 2 * 128**0.5 * np.log(len(k) / tail)
-        v[0] *= tail
+    q = scene.qs[0][0]
+    scene.ks[0].mul_(0.05)
+    scene.ks[0][0] = q / q.norm() ** 2 * 128**0.5 * math.log(70 / tail)
+    scene.vs[0][0] *= tail
     refill(scene)
     judge(attend(scene), scene.expected(fresh=False), torch.float32)
 
@@ -105,15 +107,15 @@ def test_a_heavy_token_of_small_values_hides_no_others(
 @each_device
 def test_zero_rows(codec: str, device: str) -> None:
     """Zero keys weigh all tokens alike; zero values give exactly 0."""
-    scene = scene_of(codec, device, lengths=TWO)
-    for k in scene.ks:
-        k.zero_()
+    scene = scene_of(codec, device)
+    scene.ks[0].zero_()
+    refill(scene)
+    judge(attend(scene), scene.expected(fresh=False), torch.float32)
     scene.vs[0].zero_()
     refill(scene)
     out, expected = attend(scene), scene.expected(fresh=False)
-    assert torch.equal(expected[:1], torch.zeros_like(expected[:1])), "every codec has a zero"
-    assert torch.equal(out[:1], torch.zeros_like(out[:1]))
-    judge(out[1:], expected[1:], torch.float32)
+    assert torch.equal(expected, torch.zeros_like(expected)), "every codec has a zero"
+    assert torch.equal(out, torch.zeros_like(out))
 
 
 def random_bytes(scene: Scene) -> None:
@@ -222,19 +224,17 @@ def test_a_nan_query_spoils_its_own_row_only(dtype: torch.dtype, device: str) ->
 @each_device
 def test_logits_of_thousands_neither_overflow_nor_vanish(codec: str, device: str) -> None:
     """A ramp of logits from −9,000 to 9,000, one down again, and all of them at −9,000."""
-    scene = scene_of(codec, device, lengths=(70, 70, 70))
-    unit = scene.qs[0][0, 0] / scene.qs[0][0, 0].norm()
-    ramps = torch.linspace(-1, 1, 70), torch.linspace(1, -1, 70), torch.full((70,), -1.0)
-    for q, k, ramp in zip(scene.qs, scene.ks, ramps, strict=True):
-        q.copy_(unit)
-        k.copy_(ramp.to(device)[:, None, None] * unit)
-    refill(scene)
-    scoring = {"scale": 9000.0}
-    judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+    scene = scene_of(codec, device)
+    scene.qs[0].div_(scene.qs[0].norm())
+    for ramp in (torch.linspace(-1, 1, 70), torch.linspace(1, -1, 70), torch.full((70,), -1.0)):
+        scene.ks[0].copy_(ramp.to(device)[:, None, None] * scene.qs[0])
+        refill(scene)
+        scoring = {"scale": 9000.0}
+        judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
 
 
-@pytest.mark.parametrize("codec", ["fp8", "q8_0"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("codec", ["fp8", "q8_0"])
 @each_device
 def test_f07_scales_far_from_a_power_of_two_are_not_rounded_into_the_tile(
     codec: str, dtype: torch.dtype, device: str
@@ -252,7 +252,7 @@ def test_f07_scales_far_from_a_power_of_two_are_not_rounded_into_the_tile(
 
 
 @pytest.mark.parametrize("codec", PACKED)
-@each_device
+@in_interpreter
 def test_f09_a_packed_cache_attends_like_an_fp32_one_of_the_same_values(
     codec: str, device: str
 ) -> None:
