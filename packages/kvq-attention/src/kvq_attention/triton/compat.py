@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -14,9 +16,13 @@ INTERPRETED: bool = bool(knobs.runtime.interpret)
 INTERPRET = tl.constexpr(INTERPRETED)
 
 
-def has_ptx(device: torch.device) -> bool:
-    """Whether kernels for a device may hold PTX: compiled ones for NVIDIA."""
-    return device.type == "cuda" and torch.version.hip is None and not INTERPRETED
+@cache
+def ptx_level(device: torch.device) -> int:
+    """Compute capability (80 is 8.0) whose PTX kernels for a device may hold; 0 = none."""
+    if device.type != "cuda" or torch.version.hip is not None or INTERPRETED:
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def unavailable(device: str) -> str | None:
@@ -32,4 +38,4 @@ def unavailable(device: str) -> str | None:
     return f"Triton's kernels run on cuda devices, not on {device}"
 
 
-__all__ = ["INTERPRET", "INTERPRETED", "has_ptx", "triton", "unavailable"]
+__all__ = ["INTERPRET", "INTERPRETED", "ptx_level", "triton", "unavailable"]

@@ -11,15 +11,16 @@ from kvq_attention import launches
 from kvq_attention.batch import Batch
 from kvq_attention.scoring import Scoring
 from kvq_attention.triton import tiles
-from kvq_attention.triton.attend import LOG2_E, attend
-from kvq_attention.triton.compat import has_ptx
+from kvq_attention.triton.attend import attend
+from kvq_attention.triton.compat import ptx_level
 from kvq_attention.triton.merge import merge
 from kvq_attention.triton.rotation import quaternions
 from kvq_attention.triton.scales import SCORE_ROWS
 from kvq_attention.triton.side import Side
+from kvq_attention.triton.softmax import LOG2_E
 from kvq_codecs import Encoded
 
-# Longest window that int32 positions can tell from none at all.
+# The last position that the kernels' int32 tells from others; a longer window is none at all.
 WIDEST = 2**31 - 1
 
 
@@ -51,8 +52,11 @@ def launch(
     if out.numel() == 0:
         return out
     config = config or tiles.Config()
+    if q.stride(2) != 1:
+        q = q.contiguous()
     table = batch.table(tier).page_table
-    window = scoring.window or 0
+    reach = min(table.shape[1] * page_tokens, WIDEST)
+    window = min(scoring.window or 0, WIDEST)
     group = q_heads // kv_heads
     k, v = Side.of(k_cache, q.dtype), Side.of(v_cache, q.dtype)
     heads = SCORE_ROWS.value // triton.next_power_of_2(max(k.scales, v.scales, 1))
@@ -63,12 +67,11 @@ def launch(
     cut = {
         "WINDOW": scoring.window is not None,
         "TOKENS": config.tokens,
-        "CHUNK": config.chunk,
         "MAX_CHUNKS": config.max_chunks,
         "GROUP": group,
         "HEADS": heads,
         "KV_HEADS": kv_heads,
-        "REQUESTS": triton.next_power_of_2(batch.num_requests),
+        "REQUESTS": request_slots(batch.num_requests),
     }
     score_scale = scoring.scale * k.tile.factor
     if scoring.softcap is None:
@@ -77,34 +80,39 @@ def launch(
     programs = min(capacity, config.programs * processors(q.device))
     attend[(programs,)](
         q,
-        *(plane.tensor for plane in (*k.planes, *v.planes)),
+        k.tensors,
+        v.tensors,
         batch.query_offsets,
         batch.seq_lens,
         table,
         partial_out,
         partial_lse,
         turns,
+        k.pages,
+        v.pages,
         q.stride(0),
         q.stride(1),
-        *(plane.page for plane in (*k.planes, *v.planes)),
         table.stride(0),
-        table.shape[1],
         num_pages,
         batch.num_requests,
         num_tokens,
         capacity,
+        reach,
+        config.chunk,
+        window,
         score_scale,
         scoring.softcap or 0.0,
-        min(window, WIDEST),
         **k.constants("K"),
         **v.constants("V"),
         **cut,
         V_FACTOR=v.tile.factor,
+        SHARED=[p.strides for p in k.planes] == [p.strides for p in v.planes],
         PAGE=page_tokens,
         SOFTCAP=scoring.softcap is not None,
         STAGES=config.stages,
-        ASM=has_ptx(q.device),
+        ASM=ptx_level(q.device),
         num_warps=config.warps,
+        **({"maxnreg": config.registers} if config.registers and ptx_level(q.device) else {}),
     )
     merge[(num_tokens, q_heads)](
         partial_out,
@@ -117,7 +125,9 @@ def launch(
         out.stride(1),
         batch.num_requests,
         capacity,
-        min(window, WIDEST),
+        reach,
+        config.chunk,
+        window,
         V_DIM=v_cache.dim,
         COLUMNS=triton.next_power_of_2(v_cache.dim),
         SINKS=scoring.sinks is not None,
@@ -135,6 +145,11 @@ def most_pieces(
     chunks = min(-(-table_pages * batch.page_tokens // config.chunk) + 1, config.max_chunks)
     groups = min(tokens * -(-group // heads), requests + tokens * group // heads)
     return chunks * groups
+
+
+def request_slots(requests: int) -> int:
+    """Requests that a kernel is compiled for: few sizes, as each is a compilation of its own."""
+    return 64 if requests <= 64 else max(1024, triton.next_power_of_2(requests))
 
 
 @cache

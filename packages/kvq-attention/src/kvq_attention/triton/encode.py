@@ -50,11 +50,13 @@ class Encoder:
     encode : the jit function
     spans : values that a thread may encode; the first that divides head_dim is taken
     table : device → a tensor of constants that `encode` reads
+    max_registers : of a thread; None leaves it to the compiler, which may spill to save some
     """
 
     encode: Any
     spans: tuple[int, ...]
     table: Callable[[torch.device], torch.Tensor] | None = None
+    max_registers: int | None = None
 
 
 @triton.jit

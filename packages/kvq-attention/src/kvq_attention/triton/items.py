@@ -16,26 +16,48 @@ import triton.language as tl
 def chunking(
     queries,
     length,
+    reach,
+    chunk,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
-    CHUNK: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
 ):
     """Where requests' chunks begin, how long one is and how many there are.
 
-    Chunks begin on a multiple of TOKENS and hold CHUNK tokens, more in sequences that would need
-    more than MAX_CHUNKS.
+    Chunks begin on a multiple of TOKENS and hold `chunk` tokens, more in sequences that would need
+    more than MAX_CHUNKS. Positions from `reach` on have no column in the page table: they are not
+    cut into chunks, or one request's length could take the pieces of others.
     """
     if WINDOW:
         first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
     else:
         first = length * 0
-    visible = tl.maximum(length - first, 0)
+    visible = tl.maximum(tl.minimum(length, reach) - first, 1)
     tiles = (visible + MAX_CHUNKS * TOKENS - 1) // (MAX_CHUNKS * TOKENS)
-    size = tl.maximum(tiles * TOKENS, CHUNK)
+    size = tl.maximum(tiles * TOKENS, chunk)
     count = (visible + size - 1) // size
-    return first, size, tl.where(queries > 0, count, 0)
+    return first, size, tl.where((queries > 0) & (length > 0), count, 0)
+
+
+@triton.jit
+def count_pieces(
+    queries,
+    length,
+    reach,
+    chunk,
+    window,
+    WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Pieces of one KV head that requests are cut into."""
+    _first, _size, chunks = chunking(
+        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS
+    )
+    return chunks * ((queries * GROUP + ROWS - 1) // ROWS)
 
 
 @triton.jit
@@ -43,10 +65,11 @@ def piece_ends(
     query_offsets,
     seq_lens,
     num_requests,
+    reach,
+    chunk,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
-    CHUNK: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -58,7 +81,8 @@ def piece_ends(
     start = tl.load(query_offsets + index, mask=live, other=0)
     stop = tl.load(query_offsets + index + 1, mask=live, other=0)
     length = tl.load(seq_lens + index, mask=live, other=0)
-    _, _, chunks = chunking(stop - start, length, window, WINDOW, TOKENS, CHUNK, MAX_CHUNKS)
-    groups = ((stop - start) * GROUP + ROWS - 1) // ROWS
-    pieces = tl.where(live, chunks * groups, 0)
+    pieces = count_pieces(
+        stop - start, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, GROUP, ROWS
+    )
+    pieces = tl.where(live, pieces, 0)
     return tl.cumsum(pieces, 0), pieces

@@ -7,23 +7,30 @@ import triton.language as tl
 
 
 @triton.jit
-def find_pages(table, position, mask, num_pages, table_pages, PAGE: tl.constexpr):
-    """Page int64 [tokens] of each position, and whether there is one.
+def find_pages(table, position, mask, num_pages, PAGE: tl.constexpr):
+    """Page int32 [tokens] of each position, and whether it is missing.
 
-    table: a request's row of the page table, `table_pages` long. A position that the table does
-    not reach, or whose page is outside [0, num_pages), is given page 0 and False. What is masked
-    is given page 0 and True.
+    table: a request's row of the page table, which must reach the positions. One whose page is
+    outside [0, num_pages) is given page 0 and True; what is masked page 0 and False. mask None =
+    nothing is.
     """
     column = position // PAGE
-    reached = column < table_pages
-    page = tl.load(table + column, mask=mask & reached, other=-1)
-    found = (page >= 0) & (page < num_pages)
-    return tl.where(found, page, 0).to(tl.int64), found | ~mask
+    if mask is None:
+        page = tl.load(table + column)
+        missing = (page < 0) | (page >= num_pages)
+    else:
+        page = tl.load(table + column, mask=mask, other=0)
+        missing = mask & ((page < 0) | (page >= num_pages))
+    return tl.where((page < 0) | (page >= num_pages), 0, page), missing
 
 
 @triton.jit
 def rows_of(
-    page, position, head, page_stride, HEAD: tl.constexpr, TOKEN: tl.constexpr, PAGE: tl.constexpr
+    page, position, head, pages, STRIDES: tl.constexpr, PLANE: tl.constexpr, PAGE: tl.constexpr
 ):
-    """Offset int64 [tokens] of each position's row in a plane [pages, heads, PAGE, items]."""
-    return page * page_stride + (head.to(tl.int64) * HEAD + (position % PAGE).to(tl.int64) * TOKEN)
+    """Offset int64 [tokens] of each position's row in a plane [pages, heads, PAGE, items].
+
+    pages, STRIDES: strides of pages, and of heads and tokens, of every plane; PLANE: which one.
+    """
+    row = head.to(tl.int64) * STRIDES[PLANE][0] + (position % PAGE).to(tl.int64) * STRIDES[PLANE][1]
+    return page.to(tl.int64) * pages[PLANE] + row

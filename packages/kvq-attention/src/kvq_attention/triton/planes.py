@@ -1,4 +1,4 @@
-"""The planes of a cache as kernel arguments: a tensor, its page stride, its head and token strides."""
+"""The planes of a cache as kernel arguments: a tensor and its strides."""
 
 from __future__ import annotations
 

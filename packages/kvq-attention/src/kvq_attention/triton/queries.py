@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kvq_attention.triton.scales import over_blocks
+
 
 @triton.jit
 def load_queries(
@@ -33,14 +35,16 @@ def load_queries(
 
 
 @triton.jit
-def normalize(tiles, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
-    """Rows in DTYPE, scaled by powers of two to a largest value in [1, 2), and the powers [16].
+def normalize(tiles, HEADS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
+    """Rows in DTYPE, each head's scaled by a power of two to a largest value in [1, 2).
 
-    Scaling is exact; it keeps what float32 and bf16 hold within fp16's range.
+    Scaling is exact; it keeps what float32 and bf16 hold within fp16's range. Returns the rows
+    and the powers [16] they were divided by.
     """
     top = tl.max(tl.abs(tiles[0]), 1)
     for i in tl.static_range(1, SPLIT):
         top = tl.maximum(top, tl.max(tl.abs(tiles[i]), 1))
+    top = over_blocks(top, HEADS)
     exponent = (top.to(tl.int32, bitcast=True) >> 23) & 0xFF
     exponent = tl.minimum(tl.maximum(exponent, 1), 253)
     inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)

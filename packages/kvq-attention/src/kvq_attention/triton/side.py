@@ -61,9 +61,19 @@ class Side:
         """Columns of a tile, a power of two that products accept."""
         return max(16, triton.next_power_of_2(self.dim // self.tile.split))
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The planes."""
+        return tuple(plane.tensor for plane in self.planes)
+
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """The planes' page strides."""
+        return tuple(plane.page for plane in self.planes)
+
     def constants(self, side: str) -> dict[str, Any]:
         """The kernel's compile-time arguments for this side, "K" or "V"."""
-        found = {
+        return {
             f"LOAD_{side}": self.tile.load,
             f"{side}_DIM": self.dim,
             f"{side}_COLUMNS": self.columns,
@@ -72,11 +82,8 @@ class Side:
             f"{side}_SCALES": self.scales,
             f"{side}_WORD": self.word,
             f"{side}_ROTATED": self.tile.rotated,
+            f"{side}_STRIDES": tuple((plane.head, plane.token) for plane in self.planes),
         }
-        for name, plane in zip("ABS", self.planes, strict=True):
-            found[f"{side}{name}_HEAD"] = plane.head
-            found[f"{side}{name}_TOKEN"] = plane.token
-        return found
 
 
 def product_dtype(stored: torch.dtype, query: torch.dtype) -> Any:

@@ -137,6 +137,7 @@ def launch(
         V_SPAN=config.v.span,
         num_warps=config.num_warps,
         enable_fp_fusion=False,
+        **_register_limit(k_encoder, v_encoder),
     )
     launches.record(BACKEND, "store")
 
@@ -171,6 +172,12 @@ def _strides(name: str, cache: Encoded) -> tuple[tuple[int, ...], ...]:
 
 def _table(encoder: Encoder, device: torch.device) -> torch.Tensor | None:
     return None if encoder.table is None else encoder.table(device)
+
+
+def _register_limit(*encoders: Encoder) -> dict[str, int]:
+    """An option that Triton knows for NVIDIA alone."""
+    limits = [e.max_registers for e in encoders if e.max_registers is not None]
+    return {"maxnreg": max(limits)} if limits and torch.version.hip is None else {}
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_slots", "k_programs"])

@@ -25,3 +25,4 @@ class Config:
     programs: int = 4
     chunk: int = 512
     max_chunks: int = 128
+    registers: int | None = None

@@ -58,8 +58,8 @@ ENCODER = Encoder(encode, spans=(32, 16))
 
 @triton.jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
-    """Rows as two fp16 tiles of codes · 2⁻⁸, even and odd values."""
+    """Rows as two fp16 tiles, even and odd values."""
     return load_e4m3(a, a_rows, mask, DIM, COLUMNS, ASM)
 
 
-TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="row_scale", factor=256.0)
+TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="row_scale")

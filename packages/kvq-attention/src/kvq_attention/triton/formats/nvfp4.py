@@ -98,6 +98,19 @@ UNPACK = tl.constexpr(
     }"""
 )
 
+# e4m3 codes in int16 as fp16 · 2⁶
+WIDEN = tl.constexpr(
+    """{
+    .reg .b32 a, b, power;
+    mov.b32 power, 0x74007400;
+    shl.b32 a, $1, 8;
+    shl.b32 b, $1, 7;
+    and.b32 b, b, 0x3f803f80;
+    lop3.b32 a, a, 0x80008000, b, 0xea;
+    mul.rn.f16x2 $0, a, power;
+    }"""
+)
+
 
 @triton.jit
 def half_of_e2m1(codes):
@@ -114,10 +127,15 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     """
     word = load_words(a, a_rows, mask, DIM // 4, COLUMNS)
     code = load_words(b, b_rows, mask, DIM // SPAN, COLUMNS * 4 // SPAN)
-    scale = half_of_e4m3(code.to(tl.int16)) * 16384.0  # · 2⁶ in all
-    spread = tl.broadcast_to(scale[:, :, None], (scale.shape[0], scale.shape[1], SPAN // 4))
-    scale = tl.reshape(spread, (scale.shape[0], COLUMNS))
-    if ASM:
+    shape: tl.constexpr = (code.shape[0], code.shape[1], SPAN // 4)
+    code = tl.reshape(tl.broadcast_to(code.to(tl.int16)[:, :, None], shape), (shape[0], COLUMNS))
+    if ASM >= 80:
+        scale = tl.inline_asm_elementwise(
+            WIDEN, "=&r,r", [code], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        scale = half_of_e4m3(code) * 16384.0
+    if ASM >= 80:
         x0, x1, x2, x3 = tl.inline_asm_elementwise(
             UNPACK,
             "=&r,=&r,=&r,=&r,r",

@@ -78,7 +78,7 @@ UNPACK = tl.constexpr(
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as four fp16 tiles of codes, values 4c … 4c + 3."""
     word = load_words(a, a_rows, mask, DIM // 4, COLUMNS)
-    if ASM:
+    if ASM >= 80:
         return tl.inline_asm_elementwise(
             UNPACK,
             "=&r,=&r,=&r,=&r,r",

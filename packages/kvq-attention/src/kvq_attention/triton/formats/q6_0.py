@@ -101,7 +101,7 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     """Rows as four fp16 tiles of codes, values 4c … 4c + 3."""
     low = load_words(a, a_rows, mask, DIM // 4, COLUMNS)
     high = load_words(b, b_rows, mask, DIM // 4, COLUMNS).to(tl.int16)
-    if ASM:
+    if ASM >= 80:
         return tl.inline_asm_elementwise(
             UNPACK,
             "=&r,=&r,=&r,=&r,r,r",

@@ -71,7 +71,7 @@ UNPACK = tl.constexpr(
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as two fp16 tiles of codes, even and odd values."""
     word = load_words(a, a_rows, mask, DIM // 2, COLUMNS)
-    if ASM:
+    if ASM >= 80:
         return tl.inline_asm_elementwise(
             UNPACK, "=&r,=&r,r", [word], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
