@@ -52,7 +52,7 @@ def test_the_search_for_inexact_instructions_finds_them(tmp_path: Path) -> None:
 
 def test_nothing_is_spilled(kernels: list[Compiled]) -> None:
     assert not {(k.job, k.arch): k.stack_bytes for k in kernels if k.stack_bytes}
-    assert all(0 < kernel.registers <= 128 for kernel in kernels)
+    assert all(0 < kernel.registers <= 168 for kernel in kernels)
 
 
 def test_values_stay_in_the_threads_that_load_and_store_them(stores: list[Compiled]) -> None:

@@ -47,7 +47,8 @@ class Layout:
         item_bytes = plane.dtype.itemsize
         page, head, token, _ = (stride * item_bytes for stride in plane.stride())
         _, heads, tokens, items = plane.shape
-        run, axes = items * item_bytes, []  # (length, stride) of what does not join the run
+        run = items * item_bytes
+        axes: list[tuple[int, int]] = []  # lengths and strides of what does not join the run
         for length, stride in ((tokens, token), (heads, head)):
             if length == 1:
                 continue

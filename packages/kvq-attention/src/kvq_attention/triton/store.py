@@ -149,7 +149,7 @@ def encoder_of(cache: Encoded) -> Encoder:
 
 
 def _programs(tile: Tile, num_tokens: int, num_heads: int) -> int:
-    return triton.cdiv(num_tokens, tile.tokens) * triton.cdiv(num_heads, tile.heads)
+    return -(-num_tokens // tile.tokens) * -(-num_heads // tile.heads)
 
 
 def _source(name: str, source: torch.Tensor) -> torch.Tensor:

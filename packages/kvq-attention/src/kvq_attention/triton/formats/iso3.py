@@ -52,7 +52,8 @@ def encode(
     encode_turned(source, step, inside, live, planes, span, table, pack, LEVELS, BF16)
 
 
-ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions, max_registers=128)
+# The hardware's limit: left to itself, ptxas spills for the sake of more threads.
+ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions, max_registers=255)
 
 
 # Two int16 words hold the low bits of indices 0 … 7 each, two more the top bits. Even and odd

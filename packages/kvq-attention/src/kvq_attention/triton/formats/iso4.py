@@ -42,7 +42,7 @@ def encode(
     encode_turned(source, step, inside, live, planes, span, table, pack, LEVELS, BF16)
 
 
-ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions, max_registers=128)
+ENCODER = Encoder(encode, spans=(BLOCK,), table=quaternions)
 
 
 MAGNITUDES = oracle.CENTROIDS[8:].astype(np.float16)  # index 15 − n has the negative of index n
