@@ -118,6 +118,18 @@ def test_p051_every_float_dtype(codec: str, dtype: torch.dtype, device: str) -> 
     check(k, v.to(dtype), (codec, codec), device)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_device
+def test_rows_of_a_graph_and_rows_with_a_pending_sign(dtype: torch.dtype, device: str) -> None:
+    def lazily(
+        k: torch.Tensor, v: torch.Tensor, k_cache: Encoded, v_cache: Encoded, slots: torch.Tensor
+    ) -> None:
+        kernel.store(k.clone().requires_grad_(), torch._neg_view(-v), k_cache, v_cache, slots)
+
+    k, v = (x.to(dtype) for x in pair(3, 2, 64))
+    check(k, v, ("q8_0", "bf16"), device, store=lazily)
+
+
 @each_device
 def test_float64_is_refused_with_the_backend_that_has_it(device: str) -> None:
     k = torch.zeros(1, 1, 64, dtype=torch.float64, device=device)

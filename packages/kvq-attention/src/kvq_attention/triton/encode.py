@@ -63,9 +63,7 @@ class Encoder:
 def load_part(source, step, inside, first, SIZE: tl.constexpr, BF16: tl.constexpr):
     """Values first … first + SIZE - 1 of each span as float32 [spans, SIZE], exactly."""
     column = (tl.arange(0, SIZE) + first).to(tl.int64)[None, :]
-    # The interpreter mistakes bf16, so its bits are widened here.
-    mask = inside[:, None] & (column >= 0)
-    raw = tl.load(source[:, None] + column * step, mask=mask, other=0)
+    raw = tl.load(source[:, None] + column * step, mask=inside[:, None], other=0)
     if BF16:
         return (raw.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     return raw.to(tl.float32)
@@ -84,8 +82,7 @@ def load_parts(source, step, inside, SPAN: tl.constexpr, BF16: tl.constexpr):
 def store_items(rows, first, items, live):
     """Write items [spans, n] from item `first` (an int or int32 [spans]) of each row on."""
     column = tl.arange(0, items.shape[1])[None, :]
-    mask = live[:, None] & (column >= 0)
-    tl.store((rows + first)[:, None] + column, items, mask=mask)
+    tl.store((rows + first)[:, None] + column, items, mask=live[:, None])
 
 
 @triton.jit

@@ -159,8 +159,9 @@ def _source(name: str, source: torch.Tensor) -> torch.Tensor:
             f"{name} is {source.dtype}, which the triton backend does not store: it has {allowed}; "
             "the reference backend has it"
         )
+    values = source.detach().resolve_neg()
     # The interpreter mistakes subnormal bf16 values: the kernel widens the bits itself.
-    return source.view(torch.int16) if source.dtype == torch.bfloat16 else source
+    return values.view(torch.int16) if values.dtype == torch.bfloat16 else values
 
 
 def _strides(name: str, cache: Encoded) -> tuple[tuple[int, ...], ...]:
