@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import kvq_codecs
-from kvq_attention import launches
+from kvq_attention import Batch, Table, launches
 
-from ..scene import Geometry, build
+from ..scene import TIER, Geometry, build
 from .cases import (
     BACKEND,
     DIMS,
@@ -236,3 +236,47 @@ def test_queries_may_have_any_strides(layout: str, device: str) -> None:
         view = torch.stack([q, torch.full_like(q, torch.nan)], -1)[..., 0]
     assert torch.equal(view, q) and not view.is_contiguous()
     assert torch.equal(attend(scene, q=view), attend(scene))
+
+
+@each_device
+def test_queries_and_sinks_of_a_graph_or_with_a_pending_sign(device: str) -> None:
+    scene = build(Geometry("q8_0", heads=4, lengths=(20,)), device, stored_queries=True)
+    q, sinks = scene.q, torch.linspace(-1, 2, 4, device=device)
+    plain = attend(scene, sinks=sinks)
+    out = attend(scene, q=q.clone().requires_grad_(), sinks=torch.nn.Parameter(sinks))
+    assert torch.equal(out, plain)
+    assert not out.requires_grad
+    out = attend(scene, q=torch._neg_view(-q), sinks=torch._neg_view(-sinks))
+    assert torch.equal(out, plain)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert torch.equal(attend(scene, sinks=sinks), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+@each_device
+def test_sinks_of_any_dtype_and_stride(dtype: torch.dtype, device: str) -> None:
+    scene = build(Geometry("q8_0", heads=4, lengths=(20,)), device, stored_queries=True)
+    sinks = torch.linspace(-1, 2, 4, device=device).to(dtype)
+    spread = torch.stack([sinks, torch.full_like(sinks, 1e4)], dim=1)[:, 0]
+    out = attend(scene, sinks=spread)
+    judge(out, scene.expected(fresh=False, sinks=sinks), torch.float32)
+
+
+@each_device
+def test_tables_may_have_any_strides(device: str) -> None:
+    shape = Geometry("q8_0", heads=2, lengths=(40, 5, 20), queries=(1, 2, 1))
+    scene = build(shape, device, stored_queries=True)
+    batch = scene.batch()
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x, torch.full_like(x, 10**6)], dim=-1)[..., 0]
+
+    table = batch.tables[TIER]
+    strided = Batch(
+        spread(batch.query_offsets),
+        spread(batch.seq_lens),
+        {TIER: Table(spread(table.page_table), spread(table.slot_mapping))},
+        batch.page_tokens,
+    )
+    assert strided.seq_lens.stride() == (2,)
+    assert torch.equal(attend(scene, batch=strided), attend(scene))
