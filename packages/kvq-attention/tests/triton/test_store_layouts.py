@@ -128,3 +128,19 @@ def test_f51_sources_of_a_huge_pitch(device: str, tmp_path: Path) -> None:
         kernel.store(k, v, *rest)
 
     check(*given, ("q8_0", "q4_0"), device, store=store)
+
+
+@pytest.mark.parametrize("device", [on_cpu])
+def test_f51_more_slots_than_32_bits_count(device: str, tmp_path: Path) -> None:
+    codec, dim, page_tokens = "nvfp4", 16, 128
+    lead = 2**31 // page_tokens + 2, 1, page_tokens
+    caches = [sparse(codec, dim, lead, tmp_path, tag) for tag in "kv"]
+    given = pair(3, 1, dim)
+    slots = [5, 2**31 - 1, 2**31 + page_tokens + 3]
+    kernel.store(*given, *caches, torch.tensor(slots))
+    for got, rows in zip(caches, given, strict=True):
+        encoded = kvq_codecs.get(codec).encode(rows.numpy())
+        page, offset = np.divmod(slots, page_tokens)
+        for name, plane in got.planes.items():
+            held = plane.numpy()[page, :, offset]
+            assert held.tobytes() == encoded.planes[name].tobytes(), name
