@@ -113,14 +113,14 @@ def test_f51_slots_around_two_to_the_31_bytes(codec: str, device: str, tmp_path:
 
 @pytest.mark.parametrize("device", [on_cpu])
 def test_f51_sources_of_a_huge_pitch(device: str, tmp_path: Path) -> None:
-    """Tokens, or heads, that lie more than 2³¹ items apart, in a file that holds only those."""
-    step, path = (1 << 31) + 64, tmp_path / "source"
+    """Tokens, or heads, two of which lie more than 2³¹ items apart; a file holds only those."""
+    step, path = (1 << 30) + 64, tmp_path / "source"
     with path.open("wb") as file:
-        file.truncate(2 * (step + 1024))
+        file.truncate(2 * (2 * step + 8192))
     block = torch.from_numpy(np.memmap(path, np.float16, "r+"))
-    k = block.as_strided((2, 2, 64), (step, 128, 1))
-    v = block.as_strided((2, 2, 64), (128, step, 1), 512)
-    given = [x.half() for x in pair(2, 2, 64)]
+    k = block.as_strided((3, 3, 64), (step, 128, 1))
+    v = block.as_strided((3, 3, 64), (512, step, 1), 4096)
+    given = [x.half() for x in pair(3, 3, 64)]
     for source, values in zip((k, v), given, strict=True):
         source.copy_(values)
 
