@@ -8,7 +8,7 @@ import torch
 import kvq_codecs
 from kvq_attention import UnsupportedError, launches, ops
 from kvq_attention.triton import store as kernel
-from kvq_attention.triton.store import Config, Tile, pick_tile
+from kvq_attention.triton.store_tiles import Config, Tile, pick_tile
 from kvq_codecs import Encoded
 
 from ..scene import assert_same_bytes, poisoned

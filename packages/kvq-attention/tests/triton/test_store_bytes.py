@@ -9,7 +9,7 @@ from golden_files import arrays
 
 import kvq_codecs
 from kvq_attention.triton import store as kernel
-from kvq_attention.triton.store import Config, Tile, pick_tile
+from kvq_attention.triton.store_tiles import Config, Tile, pick_tile
 from kvq_codecs import Encoded
 
 from ..scene import as_numpy, assert_same_bytes, poisoned
