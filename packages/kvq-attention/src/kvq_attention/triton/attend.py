@@ -12,14 +12,17 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.items import chunking, piece_ends
+from kvq_attention.triton.partials import finish, join_sink, store_rows
 from kvq_attention.triton.queries import load_queries, normalize
 from kvq_attention.triton.rotation import turn
 from kvq_attention.triton.scales import SCORE_ROWS
+from kvq_attention.triton.softmax import LOG2_E
 from kvq_attention.triton.step import nothing_yet, step
 
 # Integers that grow or differ from call to call: kernels are not compiled anew for them.
 VARYING = [
-    *("q_token", "q_head", "table_row", "num_pages", "num_requests", "num_tokens"),
+    *("q_token", "q_head", "out_token", "out_head", "table_row"),
+    *("num_pages", "num_requests", "num_tokens"),
     *("capacity", "reach", "window", "chunk"),
 ]
 
@@ -32,9 +35,12 @@ def attend(
     query_offsets,
     seq_lens,
     page_table,
-    partial_out,
+    out,
     partial_lse,
+    sinks,
     turns,
+    out_token,
+    out_head,
     k_pages,
     v_pages,
     q_token,
@@ -78,18 +84,22 @@ def attend(
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    ALONE: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Partial results of pieces: partial_out [pieces, HEADS, V_DIM], partial_lse [pieces, HEADS].
+    """Partial results of pieces: out float32 [pieces, HEADS, V_DIM], partial_lse [pieces, HEADS].
 
+    ALONE: no request has more than a chunk, so they are results: out [tokens, heads, V_DIM].
     HEADS query rows (query token × head of the group) a piece. Planes, page strides and STRIDES
     (of heads and tokens) are of the first and second code plane and the scales; K_SCALES and
     V_SCALES are scales a row (0 = none); SHARED: both sides have the same strides. score_scale
-    turns a product into a score in base 2 (before the soft cap: in base e). partial_lse is log2
-    of the sum of exp2(score): −∞ for a row that saw nothing, NaN for one that had to read a page
-    that is not there.
+    turns a product into a score in base 2 (before the soft cap: in base e).
     """
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     if SHARED:
         # One and the same value, so that the compiler finds the rows of V where K's are.
         v_pages = k_pages
@@ -110,7 +120,11 @@ def attend(
         REQUESTS,
     )
     total = tl.minimum(tl.sum(all_pieces, 0) * KV_HEADS, capacity)
-    for index in tl.range(tl.program_id(0), total, tl.num_programs(0)):
+    # Every program takes an equal run of pieces. Neighbours share queries and pages, and the loads
+    # of one are under way while the last one's results are stored.
+    run = tl.cdiv(total, tl.num_programs(0))
+    first_item = tl.program_id(0) * run
+    for index in tl.range(first_item, tl.minimum(first_item + run, total)):
         item = tl.zeros([], tl.int32) + index  # the interpreter counts in Python's integers
         head = item % KV_HEADS
         piece = item // KV_HEADS
@@ -250,26 +264,48 @@ def attend(
                 SOFTCAP,
                 ASM,
             )
-        top, weight, sums, lost = state
-
-        empty = weight == 0
-        weight = tl.where(empty, 1.0, weight)
-        share = 1.0 / weight
-        lse = tl.where(empty, float("-inf"), top + tl.log2(weight))
-        # NaN, not numbers of another request, where a page was needed that is not there
-        broken = (tl.max(lost, 0) > 0) | (length > reach)
-        share = tl.where(broken, float("nan"), share)
-        lse = tl.where(broken, float("nan"), lse)
-        if V_ROTATED:
-            sums = turn(sums, turns, V_COLUMNS, V_SPLIT, True)
-        column = tl.arange(0, V_COLUMNS)
-        keep = asked[:, None] & (column * V_SPLIT < V_DIM)[None, :]
-        if V_SCALES > 1:
-            keep &= (column[None, :] * V_SPLIT // (V_DIM // V_SCALES)) == block[:, None]
+        means, lse = finish(state, turns, length > reach, V_COLUMNS, V_SPLIT, V_ROTATED, V_FACTOR)
+        q_heads = head * GROUP + line % GROUP
+        if ALONE:
+            if SINKS:
+                sink = tl.load(sinks + q_heads, mask=asked, other=0.0).to(tl.float32) * LOG2_E
+                means = join_sink(means, lse, sink, V_SPLIT)
+            target = (start + query).to(tl.int64) * out_token + q_heads.to(tl.int64) * out_head
+            store_rows(means, out + target, asked, block, V_DIM, V_COLUMNS, V_SPLIT, V_SCALES)
         else:
-            keep &= (block == 0)[:, None]
-        slot = item.to(tl.int64) * HEADS + row_head
-        for i in tl.static_range(V_SPLIT):
-            out = partial_out + slot[:, None] * V_DIM + (column * V_SPLIT + i)[None, :]
-            tl.store(out, sums[i] * (share * V_FACTOR)[:, None], mask=keep)
-        tl.store(partial_lse + slot, lse, mask=asked & (block == 0))
+            slot = item.to(tl.int64) * HEADS + row_head
+            store_rows(means, out + slot * V_DIM, asked, block, V_DIM, V_COLUMNS, V_SPLIT, V_SCALES)
+            tl.store(partial_lse + slot, lse, mask=asked & (block == 0))
+    if ALONE:
+        blank_padding(
+            out,
+            out_token,
+            out_head,
+            query_offsets,
+            num_requests,
+            num_tokens,
+            KV_HEADS * GROUP,
+            V_DIM,
+        )
+
+
+@triton.jit
+def blank_padding(
+    out,
+    out_token,
+    out_head,
+    query_offsets,
+    num_requests,
+    num_tokens,
+    Q_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Zero the rows behind the last request's."""
+    COLUMNS: tl.constexpr = triton.next_power_of_2(DIM)
+    column = tl.arange(0, COLUMNS)
+    used = tl.load(query_offsets + num_requests)
+    for token in tl.range(used + tl.program_id(0), num_tokens, tl.num_programs(0)):
+        for head in tl.range(0, Q_HEADS):
+            row = tl.zeros([], tl.int64) + token
+            target = out + row * out_token + (tl.zeros([], tl.int64) + head) * out_head + column
+            tl.store(target, tl.zeros([COLUMNS], out.dtype.element_ty), mask=column < DIM)

@@ -22,6 +22,8 @@ from kvq_codecs import Encoded
 
 # The last position that the kernels' int32 tells from others; a longer window is none at all.
 WIDEST = 2**31 - 1
+# Warps of a multiprocessor's registers, of which decode takes nearly all that a thread can have
+WARPS = 8
 
 
 def decode(
@@ -51,43 +53,50 @@ def launch(
     out = q.new_empty(num_tokens, q_heads, v_cache.dim)
     if out.numel() == 0:
         return out
-    config = config or tiles.Config()
-    if q.stride(2) != 1:
-        q = q.contiguous()
-    table = batch.table(tier).page_table
-    reach = min(table.shape[1] * page_tokens, WIDEST)
-    window = min(scoring.window or 0, WIDEST)
-    group = q_heads // kv_heads
     k, v = Side.of(k_cache, q.dtype), Side.of(v_cache, q.dtype)
+    config = config or tiles.pick(k.load, v.load, shared_bytes=shared_memory(q.device), warps=WARPS)
+    q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
+    sinks = None if scoring.sinks is None else scoring.sinks.resolve_neg().contiguous()
+    table = batch.table(tier).page_table
+    table = table if table.stride(1) == 1 else table.contiguous()
+    group = q_heads // kv_heads
     heads = SCORE_ROWS.value // triton.next_power_of_2(max(k.scales, v.scales, 1))
-    capacity = kv_heads * most_pieces(batch, table.shape[1], group, heads, config)
-    partial_out = q.new_empty(capacity * heads * v_cache.dim, dtype=torch.float32)
-    partial_lse = q.new_empty(capacity * heads, dtype=torch.float32)
-    turns = quaternions(q.device) if k.tile.rotated or v.tile.rotated else partial_lse
-    cut = {
-        "WINDOW": scoring.window is not None,
+    reach = min(table.shape[1] * page_tokens, WIDEST)
+    window = None if scoring.window is None else min(scoring.window, WIDEST)
+    chunks = tiles.most_chunks(reach, window, num_tokens, config)
+    groups = min(num_tokens * -(-group // heads), batch.num_requests + num_tokens * group // heads)
+    pieces = chunks * groups * kv_heads
+    alone = chunks == 1
+    partial = out if alone else q.new_empty(pieces, heads, v.dim, dtype=torch.float32)
+    partial_lse = q.new_empty(1 if alone else pieces * heads, dtype=torch.float32)
+    level = ptx_level(q.device)
+    lengths = (batch.query_offsets.contiguous(), batch.seq_lens.contiguous())
+    common = {
+        "WINDOW": window is not None,
         "TOKENS": config.tokens,
         "MAX_CHUNKS": config.max_chunks,
+        "REQUESTS": request_slots(batch.num_requests),
+        "KV_HEADS": kv_heads,
         "GROUP": group,
         "HEADS": heads,
-        "KV_HEADS": kv_heads,
-        "REQUESTS": request_slots(batch.num_requests),
+        "SINKS": sinks is not None,
+        # The merge starts while the last partial results are made, and waits for them.
+        "OVERLAP": level >= 90,
     }
     score_scale = scoring.scale * k.tile.factor
-    if scoring.softcap is None:
-        score_scale *= LOG2_E.value
     launches.record("triton", "decode")
-    programs = min(capacity, config.programs * processors(q.device))
-    attend[(programs,)](
+    attend[(min(pieces, config.programs * processors(q.device)),)](
         q,
         k.tensors,
         v.tensors,
-        batch.query_offsets,
-        batch.seq_lens,
+        *lengths,
         table,
-        partial_out,
+        partial,
         partial_lse,
-        turns,
+        partial_lse if sinks is None else sinks,
+        quaternions(q.device) if k.tile.rotated or v.tile.rotated else partial_lse,
+        out.stride(0),
+        out.stride(1),
         k.pages,
         v.pages,
         q.stride(0),
@@ -96,60 +105,53 @@ def launch(
         num_pages,
         batch.num_requests,
         num_tokens,
-        capacity,
+        pieces,
         reach,
         config.chunk,
-        window,
-        score_scale,
+        window or 0,
+        score_scale if scoring.softcap else score_scale * LOG2_E.value,
         scoring.softcap or 0.0,
         **k.constants("K"),
         **v.constants("V"),
-        **cut,
+        **common,
         V_FACTOR=v.tile.factor,
         SHARED=[p.strides for p in k.planes] == [p.strides for p in v.planes],
         PAGE=page_tokens,
         SOFTCAP=scoring.softcap is not None,
+        ALONE=alone,
         STAGES=config.stages,
-        ASM=ptx_level(q.device),
+        ASM=level,
         num_warps=config.warps,
-        **({"maxnreg": config.registers} if config.registers and ptx_level(q.device) else {}),
     )
+    if alone:
+        return out
     merge[(num_tokens, q_heads)](
-        partial_out,
+        partial,
         partial_lse,
-        batch.query_offsets,
-        batch.seq_lens,
-        partial_lse if scoring.sinks is None else scoring.sinks,
+        *lengths,
+        partial_lse if sinks is None else sinks,
         out,
         out.stride(0),
         out.stride(1),
         batch.num_requests,
-        capacity,
+        pieces,
         reach,
         config.chunk,
-        window,
-        V_DIM=v_cache.dim,
-        COLUMNS=triton.next_power_of_2(v_cache.dim),
-        SINKS=scoring.sinks is not None,
-        **cut,
+        window or 0,
+        V_DIM=v.dim,
+        COLUMNS=triton.next_power_of_2(v.dim),
+        **common,
+        **({"launch_pdl": True} if common["OVERLAP"] else {}),
     )
     return out
 
 
-def most_pieces(
-    batch: Batch, table_pages: int, group: int, heads: int, config: tiles.Config
-) -> int:
-    """Pieces of one KV head that a batch of these shapes has at most."""
-    tokens, requests = batch.num_tokens, batch.num_requests
-    # A chunk may begin before the first visible position, up to a tile.
-    chunks = min(-(-table_pages * batch.page_tokens // config.chunk) + 1, config.max_chunks)
-    groups = min(tokens * -(-group // heads), requests + tokens * group // heads)
-    return chunks * groups
-
-
 def request_slots(requests: int) -> int:
     """Requests that a kernel is compiled for: few sizes, as each is a compilation of its own."""
-    return 64 if requests <= 64 else max(1024, triton.next_power_of_2(requests))
+    slots = 32
+    while slots < requests:
+        slots *= 8
+    return slots
 
 
 @cache
@@ -158,3 +160,12 @@ def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory a multiprocessor; a large GPU's where there is none."""
+    if device.type != "cuda":
+        return 228 << 10
+    found: int = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return found

@@ -25,19 +25,25 @@ def chunking(
 ):
     """Where requests' chunks begin, how long one is and how many there are.
 
-    Chunks begin on a multiple of TOKENS and hold `chunk` tokens, more in sequences that would need
-    more than MAX_CHUNKS. Positions from `reach` on have no column in the page table: they are not
-    cut into chunks, or one request's length could take the pieces of others.
+    Chunks begin on a multiple of TOKENS. Up to `chunk` visible tokens are one; of more, a chunk
+    holds an eighth, but between a quarter of `chunk` and `chunk`, and more in sequences that would
+    need more than MAX_CHUNKS. A padded request (length 0) has one that is empty. Positions from
+    `reach` on have no column in the page table: they are not cut into chunks, or one request's
+    length could take the pieces of others.
     """
     if WINDOW:
         first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
     else:
         first = length * 0
     visible = tl.maximum(tl.minimum(length, reach) - first, 1)
+    # An eighth of a long sequence, for its parallelism; less would cost more than it gains.
+    least = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
+    part = tl.minimum(tl.maximum(visible // (8 * TOKENS) * TOKENS, least), chunk)
+    part = tl.where(visible <= chunk, chunk, part)
     tiles = (visible + MAX_CHUNKS * TOKENS - 1) // (MAX_CHUNKS * TOKENS)
-    size = tl.maximum(tiles * TOKENS, chunk)
+    size = tl.maximum(tiles * TOKENS, part)
     count = (visible + size - 1) // size
-    return first, size, tl.where((queries > 0) & (length > 0), count, 0)
+    return first, size, tl.where(queries > 0, count, 0)
 
 
 @triton.jit

@@ -5,21 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.compat import INTERPRET
 from kvq_attention.triton.items import chunking, count_pieces
+from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOG2_E, LOWEST
-
-
-@triton.jit
-def narrow(values, DTYPE: tl.constexpr):
-    """float32 values in DTYPE, rounded to nearest even; the interpreter truncates to bf16."""
-    if INTERPRET and DTYPE == tl.bfloat16:
-        bits = values.to(tl.int32, bitcast=True)
-        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-        bits = tl.where(values == values, rounded, bits | 0x400000)
-        return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return values.to(DTYPE)
-
 
 # Chunks weighed at a time: fixed, as the order of the sums must not depend on the launch.
 BATCH = tl.constexpr(32)
@@ -50,6 +38,7 @@ def merge(
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One program a query token and head: out [tokens, heads, V_DIM]; rows nobody asked give 0."""
     token = tl.program_id(0)
@@ -73,14 +62,15 @@ def merge(
     _first, _size, chunks = chunking(
         queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS
     )
-    groups = tl.maximum((queries * GROUP + HEADS - 1) // HEADS, 1)
     line = (token - start) * GROUP + q_head % GROUP
     piece = before + line // HEADS
     slot = (piece * KV_HEADS + q_head // GROUP) * HEADS + line % HEADS
-    stride = groups * KV_HEADS * HEADS
+    stride = tl.maximum((queries * GROUP + HEADS - 1) // HEADS, 1) * KV_HEADS * HEADS
     # A launch whose numbers contradict each other must not read beyond what was written.
     chunks = tl.minimum(chunks, tl.maximum(capacity * HEADS - slot + stride - 1, 0) // stride)
 
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()  # for what attend stores; all above it did not write
     at = tl.arange(0, MAX_CHUNKS)
     row = slot.to(tl.int64) + at.to(tl.int64) * stride
     lse = tl.load(partial_lse + row, mask=at < chunks, other=float("-inf"))
@@ -105,6 +95,6 @@ def merge(
             other=0.0,
         )
         total += tl.sum(share[:, None] * part, 0)
-    total = tl.where(weight == 0, 0.0, total / tl.where(weight == 0, 1.0, weight))
+    total = tl.where(weight == 0, 0.0, total * (1.0 / tl.where(weight == 0, 1.0, weight)))
     target = out + token.to(tl.int64) * out_token + q_head.to(tl.int64) * out_head + column
     tl.store(target, narrow(total, out.dtype.element_ty), mask=inside)

@@ -14,7 +14,7 @@ def find_pages(table, position, mask, num_pages, PAGE: tl.constexpr):
     outside [0, num_pages) is given page 0 and True; what is masked page 0 and False. mask None =
     nothing is.
     """
-    column = position // PAGE
+    column = position.to(tl.uint32) // PAGE  # unsigned: a shift
     if mask is None:
         page = tl.load(table + column)
         missing = (page < 0) | (page >= num_pages)
@@ -32,5 +32,6 @@ def rows_of(
 
     pages, STRIDES: strides of pages, and of heads and tokens, of every plane; PLANE: which one.
     """
-    row = head.to(tl.int64) * STRIDES[PLANE][0] + (position % PAGE).to(tl.int64) * STRIDES[PLANE][1]
+    token = (position.to(tl.uint32) % PAGE).to(tl.int64)
+    row = head.to(tl.int64) * STRIDES[PLANE][0] + token * STRIDES[PLANE][1]
     return page.to(tl.int64) * pages[PLANE] + row

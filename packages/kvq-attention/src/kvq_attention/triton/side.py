@@ -13,6 +13,7 @@ from kvq_attention.triton import formats
 from kvq_attention.triton.compat import INTERPRETED
 from kvq_attention.triton.planes import PlaneArgument, fits
 from kvq_attention.triton.tile import Tile
+from kvq_attention.triton.tiles import Load
 from kvq_codecs import Encoded
 
 # Integers that hold the 2 or 4 fp16 scales of a row
@@ -27,6 +28,7 @@ class Side:
     ----------
     tile : the format's loader
     dim : values a row
+    row_bytes : bytes of a row
     planes : first and second code plane and the scales; a plane that is missing is the first again
     scales : scales a row that multiply scores or probabilities; 0 = none
     word : the scales of a row are read as one integer
@@ -35,6 +37,7 @@ class Side:
 
     tile: Tile
     dim: int
+    row_bytes: int
     planes: tuple[PlaneArgument, PlaneArgument, PlaneArgument]
     scales: int
     word: bool
@@ -54,12 +57,19 @@ class Side:
             scale = PlaneArgument.of(cache, tile.scale, dtype if word else plane.dtype)
         product = product_dtype(next(iter(tile.codes.values())), query_dtype)
         planes = (codes[0], codes[-1], scale)
-        return cls(tile, cache.dim, planes, scales, word, product)
+        return cls(tile, cache.dim, cache.spec.row_bytes(cache.dim), planes, scales, word, product)
 
     @property
     def columns(self) -> int:
         """Columns of a tile, a power of two that products accept."""
-        return max(16, triton.next_power_of_2(self.dim // self.tile.split))
+        columns: int = triton.next_power_of_2(self.dim // self.tile.split)
+        return max(16, columns)
+
+    @property
+    def load(self) -> Load:
+        """What the picker must know."""
+        values = self.columns * self.tile.split
+        return Load(values, self.tile.split, self.row_bytes, self.dtype.primitive_bitwidth // 8)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

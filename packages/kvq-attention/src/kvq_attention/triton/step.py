@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.paging import find_pages, rows_of
+from kvq_attention.triton.partials import scale_rows
 from kvq_attention.triton.scales import SCORE_ROWS, load_scales, sum_blocks
 from kvq_attention.triton.softmax import LOG2_E, LOWEST, SLACK, exp2, log2_scale, soft_cap
 
@@ -38,15 +39,6 @@ def accumulate(sums, weights, values, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
         value = values[i].to(DTYPE)
         added = added + (tl.dot(weights, value, sums[i], input_precision="tf32x3"),)
     return added
-
-
-@triton.jit
-def fade_out(sums, fade, SPLIT: tl.constexpr):
-    """sums · fade, tile by tile."""
-    faded = ()
-    for i in tl.static_range(SPLIT):
-        faded = faded + (sums[i] * fade[:, None],)
-    return faded
 
 
 @triton.jit
@@ -138,7 +130,7 @@ def step(
     if tl.max((new_top != top).to(tl.int32), 0) > 0:
         fade = exp2(top - new_top, ASM)
         weight *= fade
-        sums = fade_out(sums, fade, V_SPLIT)
+        sums = scale_rows(sums, fade, V_SPLIT)
     weights = exp2(scores - new_top[:, None], ASM)
     weight += tl.sum(weights, 1)
     if V_SCALES > 0:

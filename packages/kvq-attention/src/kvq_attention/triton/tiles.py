@@ -15,14 +15,89 @@ class Config:
     warps : warps a program
     stages : tiles in flight: the loads of stages − 1 tiles run ahead of the arithmetic
     programs : programs a multiprocessor, which share its work
-    chunk : tokens of a chunk, a multiple of `tokens`
+    chunk : tokens that a request's chunks grow to, a multiple of `tokens`; see `items.chunking`
     max_chunks : chunks a request is cut into at most; longer ones get longer chunks
     """
 
-    tokens: int = 64
-    warps: int = 4
-    stages: int = 3
-    programs: int = 4
-    chunk: int = 512
+    tokens: int
+    warps: int
+    stages: int
+    programs: int
+    chunk: int = 1024
     max_chunks: int = 128
-    registers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.chunk % self.tokens or self.chunk < 1:
+            raise ValueError(
+                f"a chunk must hold whole tiles: {self.chunk} tokens are none of {self.tokens}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a tile of one side, K or V, takes.
+
+    Attributes
+    ----------
+    values : values a row, padded to what products accept
+    split : tiles that a row is unpacked into
+    row_bytes : bytes of a row as they are loaded, scales included
+    product_bytes : bytes of a value in a product
+    """
+
+    values: int
+    split: int
+    row_bytes: int
+    product_bytes: int
+
+
+def pick(k: Load, v: Load, *, shared_bytes: int, warps: int) -> Config:
+    """The launch shape for caches of these formats.
+
+    shared_bytes, warps: shared memory and warps of a decode that a multiprocessor has room for
+    (its registers hold 8 at the 255 a thread that decode takes). Programs of one warp keep
+    scores and probabilities in registers; larger rows and float32 products need more warps to
+    hold their sums. Raises `ValueError` where not even the smallest tile fits.
+    """
+    wide = max(k.product_bytes, v.product_bytes) > 2
+    width = max(k.values, v.values)
+    per_program = min(warps, max(1, width // 128) * (2 if wide else 1))
+    # An unpacked tile is as large as twice as many rows of codes; in eight parts, likewise.
+    unpacked = min(k.split, v.split) == 1 or max(k.split, v.split) == 8
+    tokens = max(16 if unpacked else 32, 8 * per_program)
+    stages = 2 if wide or not unpacked else 3
+    while (taken := shared_taken(k, v, tokens, stages, per_program)) > shared_bytes:
+        if (tokens, stages) == (16, 2):
+            raise ValueError(
+                f"{tokens} tokens of {k.row_bytes} + {v.row_bytes} bytes take {taken} bytes of "
+                f"shared memory in {stages} stages; a multiprocessor has {shared_bytes}"
+            )
+        tokens, stages = (tokens, 2) if stages > 2 else (tokens // 2, 2)
+    programs = max(1, min(warps // per_program, shared_bytes // taken))
+    return Config(tokens=tokens, warps=per_program, stages=stages, programs=programs)
+
+
+def shared_taken(k: Load, v: Load, tokens: int, stages: int, warps: int) -> int:
+    """Bytes of shared memory that a program takes at most.
+
+    The pages of a tile's tokens are fetched a stage before the tile, and values are used up
+    later than keys: keys lie there twice, values once, and each stage above three adds a copy.
+    """
+    row = max(2, stages - 1) * k.row_bytes + max(1, stages - 2) * v.row_bytes
+    exchange = 4096 if warps == 1 else 12288  # layouts of scores and odd tiles change through it
+    return tokens * (row + 8) + exchange + 1024  # the last is the driver's own
+
+
+def most_chunks(reach: int, window: int | None, queries: int, config: Config) -> int:
+    """Chunks that a request has at most, of `reach` tokens and up to `queries` queries.
+
+    A bound of what `items.chunking` counts on the device.
+    """
+    visible = reach
+    if window is not None:  # chunks begin up to a tile before the first visible position
+        visible = min(reach, window + queries + config.tokens)
+    if visible <= config.chunk:
+        return 1
+    least = max(config.chunk // (4 * config.tokens), 1) * config.tokens
+    chunks = min(-(-visible // least), max(16, -(-visible // config.chunk)))
+    return min(chunks, config.max_chunks)
