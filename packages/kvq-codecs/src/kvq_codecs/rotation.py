@@ -60,17 +60,26 @@ def ordered_sum(values: Array) -> Array:
     return total
 
 
+def root(xp: Any, values: Array) -> Array:
+    """Square roots, rounded once.
+
+    A library's float32 root may be an ulp off (torch's on some processors is); a float64 one,
+    rounded to float32, cannot be.
+    """
+    return xp.astype(xp.sqrt(xp.astype(values, xp.float64)), xp.float32)
+
+
 def quantize(xp: Any, rows: Array, centroids: Any, thresholds: Any) -> tuple[Array, Array]:
     """Rows [n, dim] → indices uint8 [n, dim] and scales float16 [n, dim / 128]."""
     columns = to_columns(xp, rows)
-    norm = xp.sqrt(ordered_sum(columns * columns))
+    norm = root(xp, ordered_sum(columns * columns))
     one, zero = scalar(xp, rows, 1.0), scalar(xp, rows, 0.0)
     inverse = xp.where(norm > scalar(xp, rows, SMALLEST_NORM), one / norm, zero)
     turned = hamilton(xp, QUATERNIONS, columns * inverse)
     indices = xp.zeros_like(turned, dtype=xp.uint8)
     for threshold in thresholds:
         indices += xp.astype(turned > scalar(xp, rows, threshold), xp.uint8)
-    length = xp.sqrt(ordered_sum(lookup(xp, centroids * centroids, indices)))
+    length = root(xp, ordered_sum(lookup(xp, centroids * centroids, indices)))
     scale = half(xp, norm / length)
     dim = rows.shape[-1]
     return from_columns(xp, indices, dim), xp.reshape(scale, (-1, dim // BLOCK))

@@ -163,9 +163,11 @@ def attend(
         q_row += (head * GROUP + line % GROUP).to(tl.int64) * q_head
         K_BLOCK: tl.constexpr = K_DIM // K_SCALES if K_SCALES > 1 else 0
         asking = load_queries(q_row, asked, block, K_DIM, K_COLUMNS, K_SPLIT, K_BLOCK)
+        # Turning at most doubles a value, so it can come last, when values are few bits.
+        SCALED: tl.constexpr = tl.float32 if K_ROTATED else K_DTYPE
+        asking, power = normalize(asking, HEADS, K_SPLIT, SCALED)
         if K_ROTATED:
-            asking = turn(asking, turns, K_COLUMNS, K_SPLIT, False)
-        asking, power = normalize(asking, HEADS, K_SPLIT, K_DTYPE)
+            asking = turn(asking, turns, K_COLUMNS, K_SPLIT, False, K_DTYPE)
         power *= score_scale
 
         table = page_table + request.to(tl.int64) * table_row
@@ -264,17 +266,39 @@ def attend(
                 SOFTCAP,
                 ASM,
             )
-        means, lse = finish(state, turns, length > reach, V_COLUMNS, V_SPLIT, V_ROTATED, V_FACTOR)
+        means, lse = finish(state, length > reach, V_SPLIT, V_FACTOR)
         q_heads = head * GROUP + line % GROUP
         if ALONE:
             if SINKS:
                 sink = tl.load(sinks + q_heads, mask=asked, other=0.0).to(tl.float32) * LOG2_E
                 means = join_sink(means, lse, sink, V_SPLIT)
             target = (start + query).to(tl.int64) * out_token + q_heads.to(tl.int64) * out_head
-            store_rows(means, out + target, asked, block, V_DIM, V_COLUMNS, V_SPLIT, V_SCALES)
+            store_rows(
+                means,
+                out + target,
+                asked,
+                block,
+                turns,
+                V_DIM,
+                V_COLUMNS,
+                V_SPLIT,
+                V_SCALES,
+                V_ROTATED,
+            )
         else:
             slot = item.to(tl.int64) * HEADS + row_head
-            store_rows(means, out + slot * V_DIM, asked, block, V_DIM, V_COLUMNS, V_SPLIT, V_SCALES)
+            store_rows(
+                means,
+                out + slot * V_DIM,
+                asked,
+                block,
+                turns,
+                V_DIM,
+                V_COLUMNS,
+                V_SPLIT,
+                V_SCALES,
+                V_ROTATED,
+            )
             tl.store(partial_lse + slot, lse, mask=asked & (block == 0))
     if ALONE:
         blank_padding(

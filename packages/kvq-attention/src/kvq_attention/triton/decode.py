@@ -24,6 +24,9 @@ from kvq_codecs import Encoded
 WIDEST = 2**31 - 1
 # Warps of a multiprocessor's registers, of which decode takes nearly all that a thread can have
 WARPS = 8
+# Registers a thread; left to itself, the compiler spills some to have more programs at once.
+ATTEND_REGISTERS = 255
+MERGE_REGISTERS = 128
 
 
 def decode(
@@ -122,6 +125,7 @@ def launch(
         STAGES=config.stages,
         ASM=level,
         num_warps=config.warps,
+        **({"maxnreg": ATTEND_REGISTERS} if level else {}),
     )
     if alone:
         return out
@@ -142,6 +146,7 @@ def launch(
         COLUMNS=triton.next_power_of_2(v.dim),
         **common,
         **({"launch_pdl": True} if common["OVERLAP"] else {}),
+        **({"maxnreg": MERGE_REGISTERS} if level else {}),
     )
     return out
 

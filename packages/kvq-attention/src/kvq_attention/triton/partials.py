@@ -6,20 +6,12 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.compat import INTERPRET
-from kvq_attention.triton.rotation import turn
+from kvq_attention.triton.rotation import turn_quad
 from kvq_attention.triton.softmax import LOWEST
 
 
 @triton.jit
-def finish(
-    state,
-    turns,
-    broken,
-    COLUMNS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ROTATED: tl.constexpr,
-    FACTOR: tl.constexpr,
-):
+def finish(state, broken, SPLIT: tl.constexpr, FACTOR: tl.constexpr):
     """Weighted means, tile by tile, and log2 of the rows' weights, [16].
 
     log2 is −∞ for a row that saw nothing. All is NaN where a page was needed that is not there:
@@ -33,8 +25,6 @@ def finish(
     broken = broken | (tl.max(lost, 0) > 0)
     share = tl.where(broken, float("nan"), share)
     lse = tl.where(broken, float("nan"), lse)
-    if ROTATED:
-        sums = turn(sums, turns, COLUMNS, SPLIT, True)
     return scale_rows(sums, share, SPLIT), lse
 
 
@@ -61,12 +51,17 @@ def store_rows(
     target,
     asked,
     block,
+    turns,
     DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     SCALES: tl.constexpr,
+    ROTATED: tl.constexpr,
 ):
-    """Store what rows (block, head) hold of their block; target: pointers [16] to whole rows."""
+    """Store what rows (block, head) hold of their block; target: pointers [16] to whole rows.
+
+    ROTATED: turn it back first.
+    """
     column = tl.arange(0, COLUMNS)
     keep = asked[:, None] & (column * SPLIT < DIM)[None, :]
     if SCALES > 1:
@@ -74,8 +69,14 @@ def store_rows(
     else:
         keep &= (block == 0)[:, None]
     for i in tl.static_range(SPLIT):
+        values = tiles[i]
+        if ROTATED:
+            # A quad at a time: all of them, before and after, would not fit into registers.
+            if i % 4 == 0:
+                quad = turn_quad(tiles, turns, i // 4, COLUMNS, SPLIT, True)
+            values = quad[i % 4]
         pointer = target[:, None] + (column * SPLIT + i)[None, :]
-        tl.store(pointer, narrow(tiles[i], pointer.dtype.element_ty), mask=keep)
+        tl.store(pointer, narrow(values, pointer.dtype.element_ty), mask=keep)
 
 
 @triton.jit

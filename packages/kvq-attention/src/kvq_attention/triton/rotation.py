@@ -20,28 +20,47 @@ def quaternions(device: torch.device) -> torch.Tensor:
 
 
 @triton.jit
-def turn(tiles, table, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, BACK: tl.constexpr):
+def turn(
+    tiles,
+    table,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BACK: tl.constexpr,
+    DTYPE: tl.constexpr,
+):
     """Left products of the groups in `tiles` ([rows, COLUMNS] each) with their quaternions.
 
-    BACK = with the conjugates, which undoes it.
+    BACK = with the conjugates, which undoes it. The result is in DTYPE.
     """
     turned = ()
     for quad in tl.static_range(SPLIT // 4):
-        group = (tl.arange(0, COLUMNS) * (SPLIT // 4) + quad) % GROUPS
-        w = tl.load(table + group * 4)[None, :]
-        x = tl.load(table + group * 4 + 1)[None, :]
-        y = tl.load(table + group * 4 + 2)[None, :]
-        z = tl.load(table + group * 4 + 3)[None, :]
-        if BACK:
-            x, y, z = -x, -y, -z
-        a = tiles[4 * quad]
-        b = tiles[4 * quad + 1]
-        c = tiles[4 * quad + 2]
-        d = tiles[4 * quad + 3]
-        turned = turned + (
-            w * a - x * b - y * c - z * d,
-            w * b + x * a + y * d - z * c,
-            w * c - x * d + y * a + z * b,
-            w * d + x * c - y * b + z * a,
-        )
+        a, b, c, d = turn_quad(tiles, table, quad, COLUMNS, SPLIT, BACK)
+        turned = turned + (a.to(DTYPE), b.to(DTYPE), c.to(DTYPE), d.to(DTYPE))
     return turned
+
+
+@triton.jit
+def turn_quad(
+    tiles,
+    table,
+    quad: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """What tiles 4 · quad … 4 · quad + 3 turn into."""
+    group = (tl.arange(0, COLUMNS) * (SPLIT // 4) + quad) % GROUPS
+    w = tl.load(table + group * 4)[None, :]
+    x = tl.load(table + group * 4 + 1)[None, :]
+    y = tl.load(table + group * 4 + 2)[None, :]
+    z = tl.load(table + group * 4 + 3)[None, :]
+    if BACK:
+        x, y, z = -x, -y, -z
+    a, b = tiles[4 * quad], tiles[4 * quad + 1]
+    c, d = tiles[4 * quad + 2], tiles[4 * quad + 3]
+    return (
+        w * a - x * b - y * c - z * d,
+        w * b + x * a + y * d - z * c,
+        w * c - x * d + y * a + z * b,
+        w * d + x * c - y * b + z * a,
+    )

@@ -29,6 +29,7 @@ class Tile:
         the values. It is applied to scores and probabilities, so it never rounds a tile.
     factor : value = tile · factor · scale
     rotated : values were turned by iso's quaternions
+    tokens : tokens a tile that a warp's registers have room for while they are unpacked
     """
 
     load: Any
@@ -37,6 +38,7 @@ class Tile:
     scale: str | None = None
     factor: float = 1.0
     rotated: bool = False
+    tokens: int = 32
     planes: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -40,13 +40,13 @@ class Load:
     Attributes
     ----------
     values : values a row, padded to what products accept
-    split : tiles that a row is unpacked into
+    tokens : tokens a tile that registers have room for, see `Tile`
     row_bytes : bytes of a row as they are loaded, scales included
     product_bytes : bytes of a value in a product
     """
 
     values: int
-    split: int
+    tokens: int
     row_bytes: int
     product_bytes: int
 
@@ -62,10 +62,8 @@ def pick(k: Load, v: Load, *, shared_bytes: int, warps: int) -> Config:
     wide = max(k.product_bytes, v.product_bytes) > 2
     width = max(k.values, v.values)
     per_program = min(warps, max(1, width // 128) * (2 if wide else 1))
-    # An unpacked tile is as large as twice as many rows of codes; in eight parts, likewise.
-    unpacked = min(k.split, v.split) == 1 or max(k.split, v.split) == 8
-    tokens = max(16 if unpacked else 32, 8 * per_program)
-    stages = 2 if wide or not unpacked else 3
+    tokens = max(min(k.tokens, v.tokens), 8 * per_program)
+    stages = 2 if wide or tokens > 16 else 3  # small tiles need more of them under way
     while (taken := shared_taken(k, v, tokens, stages, per_program)) > shared_bytes:
         if (tokens, stages) == (16, 2):
             raise ValueError(

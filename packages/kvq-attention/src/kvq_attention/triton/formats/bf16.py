@@ -39,4 +39,4 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     return (load_words(a, a_rows, mask, DIM, COLUMNS),)
 
 
-TILE = Tile(load, split=1, codes={"values": torch.bfloat16})
+TILE = Tile(load, split=1, codes={"values": torch.bfloat16}, tokens=16)

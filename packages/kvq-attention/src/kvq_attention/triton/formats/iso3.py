@@ -151,4 +151,5 @@ TILE = Tile(
     codes={"low": torch.int16, "high": torch.uint8},
     scale="scale",
     rotated=True,
+    tokens=16,
 )
