@@ -17,8 +17,9 @@ import kvq_codecs
 from kvq_attention import Batch, Table, ops
 from kvq_codecs import Encoded
 
-TIER, PAGES, KV_HEADS, GROUP, DIM, PAGE_TOKENS, COLUMNS = "full", 48, 2, 3, 128, 16, 36
-LENGTHS, QUERIES = [1, 550, 17, 0, 40], [1, 7, 1, 2, 1]
+TIER, PAGES, KV_HEADS, GROUP, DIM, PAGE_TOKENS, COLUMNS = "full", 96, 2, 3, 128, 16, 72
+# Longer than a chunk: partial results are merged. In a window they are not: both ways are gone.
+LENGTHS, QUERIES = [1, 1100, 17, 0, 40], [1, 7, 1, 2, 1]
 DONE = "exercised"
 
 
