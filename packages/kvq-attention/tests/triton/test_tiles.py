@@ -1,0 +1,220 @@
+"""The launch shape that is picked, and the cut of a batch that it bounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kvq_codecs
+from kvq_attention.triton.decode import WARPS
+from kvq_attention.triton.items import chunking
+from kvq_attention.triton.side import Side
+from kvq_attention.triton.tiles import Config, Load, most_chunks, pick, shared_taken
+from kvq_codecs import Encoded
+
+from .cases import DIMS, interpreted
+
+# Of a multiprocessor with 100 and with 228 KiB, and of a program there
+SHARED_KIB = (99, 100, 227, 228)
+CONFIGS = (
+    Config(tokens=16, warps=1, stages=3, programs=8),
+    Config(tokens=32, warps=1, stages=2, programs=8, chunk=64, max_chunks=8),
+    Config(tokens=64, warps=8, stages=2, programs=1, chunk=64, max_chunks=4),
+    Config(tokens=128, warps=4, stages=2, programs=2, chunk=2048, max_chunks=32),
+)
+each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.tokens))
+LONGEST = 2**30  # tokens; positions are int32
+
+
+def loads(dim: int) -> dict[str, Load]:
+    """What every format takes at a head_dim, by name."""
+    found = {}
+    for name in kvq_codecs.names():
+        spec = kvq_codecs.get(name).spec
+        if dim % spec.divisor:
+            continue
+        planes = {
+            plane.name: torch.empty(
+                1, 1, 16, plane.row_items(dim), dtype=getattr(torch, plane.dtype)
+            )
+            for plane in spec.planes
+        }
+        found[name] = Side.of(Encoded(spec, dim, planes), torch.bfloat16).load
+    # Compiled kernels multiply bf16 by bf16, the interpreter does not.
+    found["bf16 by bf16"] = replace(found["bf16"], product_bytes=2)
+    return found
+
+
+@pytest.mark.parametrize("kib", SHARED_KIB)
+def test_every_pair_of_formats_gets_a_launch_that_fits(kib: int) -> None:
+    checked = 0
+    for k_dim, v_dim in product(DIMS, DIMS):
+        for k, v in product(loads(k_dim).values(), loads(v_dim).values()):
+            config = pick(k, v, shared_bytes=kib << 10, warps=WARPS)
+            assert config.tokens in (16, 32, 64, 128), "what products and ranges accept"
+            assert config.chunk % config.tokens == 0
+            assert config.warps in (1, 2, 4, 8)
+            assert config.stages >= 2, "loads run ahead"
+            taken = shared_taken(k, v, config.tokens, config.stages, config.warps)
+            assert config.programs >= 1
+            assert config.programs * taken <= kib << 10
+            assert config.programs * config.warps <= WARPS
+            checked += 1
+    assert checked > 3000
+
+
+def test_more_shared_memory_makes_no_launch_smaller() -> None:
+    for dim in DIMS:
+        for k, v in product(loads(dim).values(), loads(dim).values()):
+            found = [pick(k, v, shared_bytes=kib << 10, warps=WARPS) for kib in SHARED_KIB]
+            for small, large in pairwise(found):
+                assert large.tokens * large.stages >= small.tokens * small.stages
+                assert (large.tokens, large.stages) != (small.tokens, small.stages) or (
+                    large.programs >= small.programs
+                )
+
+
+def test_a_tile_that_fits_nowhere_is_refused() -> None:
+    side = loads(256)["fp32"]
+    least = shared_taken(side, side, 16, 2, 4)
+    assert pick(side, side, shared_bytes=least, warps=WARPS).tokens == 16
+    said = (
+        rf"^16 tokens of 1024 \+ 1024 bytes take {least} bytes of shared memory in 2 stages; "
+        rf"a multiprocessor has {least - 1}$"
+    )
+    with pytest.raises(ValueError, match=said):
+        pick(side, side, shared_bytes=least - 1, warps=WARPS)
+
+
+def test_a_chunk_holds_whole_tiles() -> None:
+    for chunk in (100, 0, -64):
+        with pytest.raises(ValueError, match=f"whole tiles: {chunk} tokens are none of 32"):
+            Config(tokens=32, warps=1, stages=2, programs=1, chunk=chunk)
+
+
+def cut(
+    queries: int, length: int, reach: int, window: int | None, config: Config
+) -> tuple[int, int, int]:
+    """First position, tokens a chunk and chunks: what `chunking` says in words, in integers."""
+    tile = config.tokens
+    first = 0 if window is None else max(length - queries - window + 1, 0) // tile * tile
+    visible = max(min(length, reach) - first, 1)
+    size = config.chunk
+    if visible > config.chunk:
+        eighth = visible // 8 // tile * tile
+        quarter = max(config.chunk // 4 // tile, 1) * tile
+        size = min(max(eighth, quarter), config.chunk)
+    while -(-visible // size) > config.max_chunks:
+        # More tokens a chunk, by whole tiles: at least as many as the most chunks need.
+        size = max(size + tile, -(-visible // config.max_chunks) // tile * tile)
+    return first, size, -(-visible // size) if queries > 0 else 0
+
+
+@triton.jit
+def _cut(
+    queries,
+    lengths,
+    out,
+    reach,
+    chunk,
+    window,
+    WINDOW: tl.constexpr,
+    TOKENS: tl.constexpr,
+    MAX_CHUNKS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    at = tl.arange(0, SIZE)
+    first, size, count = chunking(
+        tl.load(queries + at),
+        tl.load(lengths + at),
+        reach,
+        chunk,
+        window,
+        WINDOW,
+        TOKENS,
+        MAX_CHUNKS,
+    )
+    tl.store(out + at, first)
+    tl.store(out + SIZE + at, size)
+    tl.store(out + 2 * SIZE + at, count)
+
+
+def lengths_of_interest(config: Config) -> list[int]:
+    """All short ones, the neighbours of what decides, and large ones."""
+    random = np.random.default_rng(config.tokens)
+    edges = {
+        base * factor + d
+        for base in (config.chunk, config.chunk * config.max_chunks, 8 * config.tokens)
+        for factor in (1, 2, 4, 8, 9)
+        for d in (-1, 0, 1)
+    }
+    large = (2.0 ** random.uniform(10, 31, 500)).astype(np.int64).clip(0, LONGEST)
+    return [*range(600), *sorted(edges), *map(int, large)]
+
+
+@interpreted
+@each_config
+@pytest.mark.parametrize("window", [None, 1, 100, 5000])
+def test_the_device_cuts_as_it_is_said(config: Config, window: int | None) -> None:
+    lengths = lengths_of_interest(config)
+    size = 1 << (len(lengths) - 1).bit_length()
+    lengths += lengths[: size - len(lengths)]
+    queries = [min(i % 9, length) for i, length in enumerate(lengths)]
+    for reach in (700, LONGEST):
+        out = torch.empty(3, size, dtype=torch.int32)
+        given = torch.tensor(queries, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
+        _cut[(1,)](
+            *given,
+            out,
+            reach,
+            config.chunk,
+            window or 0,
+            WINDOW=window is not None,
+            TOKENS=config.tokens,
+            MAX_CHUNKS=config.max_chunks,
+            SIZE=size,
+        )
+        for index, found in enumerate(out.T.tolist()):
+            what = queries[index], lengths[index], reach, window
+            assert tuple(found) == cut(*what, config), what
+
+
+@each_config
+@pytest.mark.parametrize("window", [None, 1, 100, 5000])
+def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
+    config: Config, window: int | None
+) -> None:
+    random = np.random.default_rng(7)
+    short = product((1, 2, 8, 33), range(1, 4000, 7), (64, 1000, 3000, 10**6))
+    large = (2.0 ** random.uniform(0, 31, (2000, 2))).astype(np.int64).clip(1, LONGEST)
+    for queries, length, reach in [*short, *((int(a) % 9, *map(int, (a, b))) for a, b in large)]:
+        asked = min(queries, length)
+        first, size, chunks = cut(asked, length, reach, window, config)
+        assert first % config.tokens == size % config.tokens == 0
+        assert chunks <= most_chunks(reach, window, asked, config) <= config.max_chunks
+        if asked:
+            seen = 0 if window is None else max(length - asked - window + 1, 0)
+            assert first <= seen
+            assert first + chunks * size >= min(length, reach)
+
+
+@each_config
+def test_the_bound_of_chunks_is_reached(config: Config) -> None:
+    """A looser one would cost memory: partial results have room for it."""
+    for reach in (1, config.chunk, config.chunk + 1, 4 * config.chunk, 9 * config.chunk):
+        most = max(cut(1, length, reach, None, config)[2] for length in range(1, reach + 1))
+        assert most <= most_chunks(reach, None, 1, config) <= 2 * most, reach
+
+
+@each_config
+def test_the_cut_knows_nothing_of_a_requests_company(config: Config) -> None:
+    """Not even how wide the page table is that others made so."""
+    for length in range(1, 3000, 11):
+        cuts = {cut(1, length, reach, 500, config) for reach in (length, length + 1, 10**6)}
+        assert len(cuts) == 1
