@@ -11,14 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
-import kvq_codecs
 from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.items import chunking
-from kvq_attention.triton.side import Side
 from kvq_attention.triton.tiles import Config, Load, most_chunks, pick, shared_taken
-from kvq_codecs import Encoded
 
 from .cases import DIMS, interpreted
+from .sides import loads
 
 # Of a multiprocessor with 100 and with 228 KiB, and of a program there
 SHARED_KIB = (99, 100, 227, 228)
@@ -32,30 +30,17 @@ each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(
 LONGEST = 2**30  # tokens; positions are int32
 
 
-def loads(dim: int) -> dict[str, Load]:
-    """What every format takes at a head_dim, by name."""
-    found = {}
-    for name in kvq_codecs.names():
-        spec = kvq_codecs.get(name).spec
-        if dim % spec.divisor:
-            continue
-        planes = {
-            plane.name: torch.empty(
-                1, 1, 16, plane.row_items(dim), dtype=getattr(torch, plane.dtype)
-            )
-            for plane in spec.planes
-        }
-        found[name] = Side.of(Encoded(spec, dim, planes), torch.bfloat16).load
-    # Compiled kernels multiply bf16 by bf16, the interpreter does not.
-    found["bf16 by bf16"] = replace(found["bf16"], product_bytes=2)
-    return found
+def sides(dim: int) -> list[Load]:
+    """What formats take; bf16 by bf16 too, which the interpreter does not multiply."""
+    found = loads(dim)
+    return [*found.values(), replace(found["bf16"], product_bytes=2)]
 
 
 @pytest.mark.parametrize("kib", SHARED_KIB)
 def test_every_pair_of_formats_gets_a_launch_that_fits(kib: int) -> None:
     checked = 0
     for k_dim, v_dim in product(DIMS, DIMS):
-        for k, v in product(loads(k_dim).values(), loads(v_dim).values()):
+        for k, v in product(sides(k_dim), sides(v_dim)):
             config = pick(k, v, shared_bytes=kib << 10, warps=WARPS)
             assert config.tokens in (16, 32, 64, 128), "what products and ranges accept"
             assert config.chunk % config.tokens == 0
@@ -71,7 +56,7 @@ def test_every_pair_of_formats_gets_a_launch_that_fits(kib: int) -> None:
 
 def test_more_shared_memory_makes_no_launch_smaller() -> None:
     for dim in DIMS:
-        for k, v in product(loads(dim).values(), loads(dim).values()):
+        for k, v in product(sides(dim), sides(dim)):
             found = [pick(k, v, shared_bytes=kib << 10, warps=WARPS) for kib in SHARED_KIB]
             for small, large in pairwise(found):
                 assert large.tokens * large.stages >= small.tokens * small.stages

@@ -69,7 +69,8 @@ class Side:
     def load(self) -> Load:
         """What the picker must know."""
         values = self.columns * self.tile.split
-        return Load(values, self.tile.tokens, self.row_bytes, self.dtype.primitive_bitwidth // 8)
+        padded = self.row_bytes * values // self.dim
+        return Load(values, self.tile.tokens, padded, self.dtype.primitive_bitwidth // 8)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -41,7 +41,7 @@ class Load:
     ----------
     values : values a row, padded to what products accept
     tokens : tokens a tile that registers have room for, see `Tile`
-    row_bytes : bytes of a row as they are loaded, scales included
+    row_bytes : bytes of a row, scales included and padded likewise
     product_bytes : bytes of a value in a product
     """
 
