@@ -24,7 +24,7 @@ from .cases import (
 pytestmark = ieee
 
 # Chunks so short that the interpreter gets through several; a request is cut into 4 at most.
-SHORT = tiles.Config(tokens=16, chunk=32, max_chunks=4, stages=2)
+SHORT = tiles.Config(tokens=16, warps=1, stages=2, programs=8, chunk=32, max_chunks=4)
 EDGES = (31, 32, 33, 65)
 TOO_LONG = (128, 129, 200)  # 4 chunks of 32, then longer ones
 
@@ -88,13 +88,13 @@ def test_the_cut_moves_an_output_by_rounding_at_most(device: str) -> None:
     scene = scene_of("q4_0", device, (300,))
     expected = scene.expected(fresh=False)
     for tokens, chunk in ((16, 16), (32, 64), (128, 512)):  # 19 chunks, 5, 1
-        config = tiles.Config(tokens=tokens, chunk=chunk)
+        config = tiles.Config(tokens=tokens, warps=1, stages=2, programs=8, chunk=chunk)
         judge(cut(scene, config), expected, torch.float32)
 
 
 @in_interpreter
 def test_the_chunks_of_a_launch_as_it_is_picked(device: str) -> None:
     """One token less and one more than a chunk of the usual size, and than two."""
-    chunk = tiles.Config().chunk
+    chunk = tiles.CHUNK
     scene = scene_of("q8_0", device, (chunk - 1, chunk + 1, 2 * chunk + 1))
     judge(attend(scene), scene.expected(fresh=False), torch.float32)

@@ -27,7 +27,7 @@ CONFIGS = (
     Config(tokens=128, warps=4, stages=2, programs=2, chunk=2048, max_chunks=32),
 )
 each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.tokens))
-LONGEST = 2**30  # tokens; positions are int32
+LONGEST = 2**31 - 1
 
 
 def sides(dim: int) -> list[Load]:

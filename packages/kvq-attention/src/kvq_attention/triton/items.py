@@ -40,9 +40,9 @@ def chunking(
     least = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
     part = tl.minimum(tl.maximum(visible // (8 * TOKENS) * TOKENS, least), chunk)
     part = tl.where(visible <= chunk, chunk, part)
-    tiles = (visible + MAX_CHUNKS * TOKENS - 1) // (MAX_CHUNKS * TOKENS)
+    tiles = (visible - 1) // (MAX_CHUNKS * TOKENS) + 1
     size = tl.maximum(tiles * TOKENS, part)
-    count = (visible + size - 1) // size
+    count = (visible - 1) // size + 1
     return first, size, tl.where(queries > 0, count, 0)
 
 

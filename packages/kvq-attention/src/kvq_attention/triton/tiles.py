@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Part of what decides a result's last bits: as the lengths alone do, they hold for every launch.
+CHUNK = 1024
+MAX_CHUNKS = 128
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -23,8 +27,8 @@ class Config:
     warps: int
     stages: int
     programs: int
-    chunk: int = 1024
-    max_chunks: int = 128
+    chunk: int = CHUNK
+    max_chunks: int = MAX_CHUNKS
 
     def __post_init__(self) -> None:
         if self.chunk % self.tokens or self.chunk < 1:
