@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -43,8 +43,10 @@ class Compiled:
     Attributes
     ----------
     job, kernel, arch : what was compiled
-    registers, stack_bytes, shared_bytes : of a thread, a thread and a program; spilled registers
-        lie on the stack
+    registers, stack_bytes, shared_bytes : of a thread, a thread and a program
+    local_accesses, in_loops : instructions that load or store the stack, where spilled registers
+        lie, and those among them in innermost loops of matrix products
+    numbers : constants and options of the launch that are integers
     ptx : instructions, without operands, that occur in the PTX
     """
 
@@ -53,7 +55,10 @@ class Compiled:
     arch: int
     registers: int
     stack_bytes: int
+    local_accesses: int
+    in_loops: int
     shared_bytes: int
+    numbers: dict[str, int]
     ptx: list[str]
 
 
@@ -108,9 +113,10 @@ def catching() -> Iterator[list[Launch]]:
 
 def compiled(module: str, name: str, arch: int) -> list[Compiled]:
     """The kernels that one job launches, for one architecture."""
-    call = dict(import_module(module).jobs())[name]
-    with catching() as launches:
-        call()
+    jobs = import_module(module)
+    device = getattr(jobs, "device", lambda _arch: nullcontext())
+    with catching() as launches, device(arch):
+        dict(jobs.jobs())[name]()
     if not launches:
         raise RuntimeError(f"{module}: {name} launched nothing")
     return [describe(name, arch, launch) for launch in launches]
@@ -119,13 +125,19 @@ def compiled(module: str, name: str, arch: int) -> list[Compiled]:
 def describe(job: str, arch: int, launch: Launch) -> Compiled:
     made = launch.compile(arch)
     usage = resource_usage(made.asm["cubin"])
+    stack_bytes = usage["STACK"] + usage["LOCAL"]
+    code = tool("nvdisasm", "-c", made.asm["cubin"]) if stack_bytes else ""
+    stack, inner = stack_accesses(code), loops(code)
     return Compiled(
         job,
         launch.kernel.fn.__name__,
         arch,
         registers=usage["REG"],
-        stack_bytes=usage["STACK"] + usage["LOCAL"],
+        stack_bytes=stack_bytes,
+        local_accesses=len(stack),
+        in_loops=len([at for at in stack if any(at in loop for loop in inner)]),
         shared_bytes=made.metadata.shared,
+        numbers={name: n for name, n in launch.kwargs.items() if type(n) is int},
         ptx=instructions(made.asm["ptx"]),
     )
 
@@ -133,19 +145,43 @@ def describe(job: str, arch: int, launch: Launch) -> Compiled:
 def instructions(ptx: str) -> list[str]:
     """The opcodes in a PTX text: 'div.rn.f32', …"""
     body = re.sub(r"//[^\n]*", "", ptx)
-    return sorted(set(re.findall(r"^\s*(?:@!?%\w+\s+)?([a-z]\w*\.[\w.:]+)\s", body, re.M)))
+    return sorted(set(re.findall(r"^\s*(?:@!?%\w+\s+)?([a-z]\w*\.[\w.:]+)[\s;]", body, re.M)))
+
+
+def stack_accesses(code: str) -> list[int]:
+    """Lines of machine code that load or store the stack."""
+    return [at for at, line in enumerate(code.splitlines()) if re.search(r"\b(LDL|STL)\b", line)]
+
+
+def loops(code: str) -> list[range]:
+    """Lines of the innermost loops that hold a matrix product: from a label to a branch back."""
+    lines = code.splitlines()
+    labels = {line[: line.index(":")]: at for at, line in enumerate(lines) if line[:3] == ".L_"}
+    found = []
+    for at, line in enumerate(lines):
+        target = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
+        if target and labels[target[1]] <= at:
+            loop = range(labels[target[1]], at + 1)
+            if any("MMA" in lines[i] for i in loop):
+                found.append(loop)
+    return [a for a in found if not any(b[0] in a and b[-1] in a and a != b for b in found)]
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, SHARED, LOCAL, … of a cubin's kernel, by the wheel's cuobjdump."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    """REG, STACK, SHARED, LOCAL, … of a cubin's kernel."""
+    said = tool("cuobjdump", "--dump-resource-usage", cubin)
+    line = next(line for line in said.splitlines() if "REG:" in line)
+    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
+
+
+def tool(name: str, option: str, cubin: bytes) -> str:
+    """What one of the tools in Triton's wheel says of a cubin."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    line = next(line for line in said.splitlines() if "REG:" in line)
-    return {name: int(value) for name, value in re.findall(r"(\w+):(\d+)", line)}
+        command = [str(path), option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def main() -> None:

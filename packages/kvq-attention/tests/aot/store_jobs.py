@@ -18,14 +18,14 @@ def jobs() -> Jobs:
         yield codec, lambda codec=codec: _store(codec)
 
 
-def cache(codec: str) -> Encoded:
+def cache(codec: str, dim: int = DIM) -> Encoded:
     spec = kvq_codecs.get(codec).spec
     lead = PAGES, HEADS, PAGE_TOKENS
     planes = {
-        plane.name: torch.empty(*lead, plane.row_items(DIM), dtype=getattr(torch, plane.dtype))
+        plane.name: torch.empty(*lead, plane.row_items(dim), dtype=getattr(torch, plane.dtype))
         for plane in spec.planes
     }
-    return Encoded(spec, DIM, planes)
+    return Encoded(spec, dim, planes)
 
 
 def _store(codec: str) -> None:
