@@ -16,7 +16,7 @@ from kvq_attention.triton.partials import finish, join_sink, store_rows
 from kvq_attention.triton.queries import load_queries, normalize
 from kvq_attention.triton.rotation import turn
 from kvq_attention.triton.scales import SCORE_ROWS
-from kvq_attention.triton.softmax import LOG2_E
+from kvq_attention.triton.softmax import log2_sink
 from kvq_attention.triton.step import nothing_yet, step
 
 # Integers that grow or differ from call to call: kernels are not compiled anew for them.
@@ -270,7 +270,7 @@ def attend(
         q_heads = head * GROUP + line % GROUP
         if ALONE:
             if SINKS:
-                sink = tl.load(sinks + q_heads, mask=asked, other=0.0).to(tl.float32) * LOG2_E
+                sink = log2_sink(tl.load(sinks + q_heads, mask=asked, other=0.0))
                 means = join_sink(means, lse, sink, V_SPLIT)
             target = (start + query).to(tl.int64) * out_token + q_heads.to(tl.int64) * out_head
             store_rows(

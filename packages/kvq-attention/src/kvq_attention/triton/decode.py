@@ -68,7 +68,7 @@ def launch(
     window = None if scoring.window is None else min(scoring.window, WIDEST)
     chunks = tiles.most_chunks(reach, window, num_tokens, config)
     groups = min(num_tokens * -(-group // heads), batch.num_requests + num_tokens * group // heads)
-    pieces = chunks * groups * kv_heads
+    pieces = max(1, chunks * groups * kv_heads)  # padding alone is blanked by a program, too
     alone = chunks == 1
     partial = out if alone else q.new_empty(pieces, heads, v.dim, dtype=torch.float32)
     partial_lse = q.new_empty(1 if alone else pieces * heads, dtype=torch.float32)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kvq_attention.triton.items import chunking, count_pieces
 from kvq_attention.triton.partials import narrow
-from kvq_attention.triton.softmax import LOG2_E, LOWEST
+from kvq_attention.triton.softmax import LOWEST, log2_sink
 
 # Chunks weighed at a time: fixed, as the order of the sums must not depend on the launch.
 BATCH = tl.constexpr(32)
@@ -77,7 +77,7 @@ def merge(
     top = tl.maximum(tl.max(lse, 0), LOWEST)
     weight = 0.0
     if SINKS:
-        sink = tl.load(sinks + q_head).to(tl.float32) * LOG2_E
+        sink = log2_sink(tl.load(sinks + q_head))
         top = tl.maximum(top, sink)
         weight = tl.exp2(sink - top)
     weight += tl.sum(tl.exp2(lse - top), 0)

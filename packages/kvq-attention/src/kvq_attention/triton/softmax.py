@@ -26,6 +26,13 @@ def exp2(x, ASM: tl.constexpr):
 
 
 @triton.jit
+def log2_sink(sink):
+    """A sink's logit in base 2; ∞ is the largest number there is, beside which all else is 0."""
+    logit = sink.to(tl.float32) * LOG2_E
+    return tl.where(logit > -LOWEST, -LOWEST, logit)
+
+
+@triton.jit
 def soft_cap(scores, softcap):
     """softcap · tanh(scores / softcap)."""
     x = scores / softcap
@@ -37,10 +44,10 @@ def soft_cap(scores, softcap):
 
 @triton.jit
 def log2_scale(scale):
-    """log2 of scales within 0.09, as the bits of a float32 grow; of 0, ∞ and NaN: ±60.
+    """log2 of scales within 0.09, as the bits of a float32 grow; of 0: −60; of ∞ and NaN: 120.
 
     Good enough to choose a reference by, at a few instructions a number.
     """
     bits = scale.to(tl.int32, bitcast=True)
-    bits = tl.minimum(tl.maximum(bits, (127 - 60) << 23), (127 + 60) << 23)
+    bits = tl.minimum(tl.maximum(bits, (127 - 60) << 23), (127 + 120) << 23)
     return bits.to(tl.float32) * 2.0**-23 - 127.0
