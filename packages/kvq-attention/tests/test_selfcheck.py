@@ -63,6 +63,14 @@ def test_what_no_backend_serves_is_refused() -> None:
         Layer(heads=3, kv_heads=2)
 
 
+def test_a_layer_too_large_to_try_is_refused_by_its_limit() -> None:
+    with pytest.raises(TensorError, match="page_tokens must be at most 65,536, got 65,537"):
+        Layer(page_tokens=65_537)
+    large = Layer(head_dim=65_536, page_tokens=65_536)
+    with pytest.raises(TensorError, match=r"heads · head_dim · page_tokens must be at most 8,388"):
+        selfcheck.run([("q8_0", "q8_0")], large, "cpu", torch.float32)
+
+
 def wrong_byte(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: torch.Tensor) -> None:
     STORE(k, v, k_cache, v_cache, slots)
     page, offset = divmod(int(slots[5]), k_cache.lead[2])

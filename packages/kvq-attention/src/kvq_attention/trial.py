@@ -23,6 +23,10 @@ TIER = "trial"
 SPARE_PAGES = 3
 V_GAIN = 37.0  # so that a swapped scale shows
 
+# Far beyond any model's; a trial also takes memory for a few dozen pages of all heads.
+MOST = {"heads": 4096, "kv_heads": 4096, "head_dim": 65_536, "page_tokens": 65_536}
+MOST_VALUES = 1 << 23  # heads · head_dim · page_tokens: 64 MiB in float64
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -47,6 +51,14 @@ class Layer:
                 "heads, kv_heads, head_dim and page_tokens must be at least 1 and heads a multiple "
                 f"of kv_heads, got {self}"
             )
+        for name, most in MOST.items():
+            if getattr(self, name) > most:
+                raise TensorError(f"{name} must be at most {most:,}, got {getattr(self, name):,}")
+
+    @property
+    def values(self) -> int:
+        """Values of a page, were there as many KV heads as query heads."""
+        return self.heads * self.head_dim * self.page_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +89,11 @@ class Trial:
 
     @classmethod
     def of(cls, pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype) -> Trial:
+        if layer.values > MOST_VALUES:
+            raise TensorError(
+                f"heads · head_dim · page_tokens must be at most {MOST_VALUES:,} in a trial, got "
+                f"{layer.values:,}; take fewer heads or a smaller page"
+            )
         random = np.random.default_rng(0)
         n = layer.page_tokens
         lengths = [1, n, n + 1, 3 * n - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,7 @@ def check(
 
     Parameters
     ----------
-    cache_dtypes : CODEC or k=CODEC,v=CODEC; empty = every codec
+    cache_dtypes : CODEC or k=CODEC,v=CODEC, each tried once; empty = every codec
     shape : HEADS/KV_HEADSxHEAD_DIM
     page_tokens : tokens a page
     device : auto, cpu or cuda
@@ -35,7 +36,7 @@ def check(
 
     Raises kvq's ValueErrors when there is nothing to try.
     """
-    formats = [parse_cache_dtype(text) for text in cache_dtypes] or [
+    formats = dict.fromkeys(map(parse_cache_dtype, cache_dtypes)) or [
         CacheFormat(name, name) for name in kvq_codecs.names()
     ]
     size = parse_shape(shape)
@@ -89,7 +90,7 @@ def _op(op: str, outcome: Outcome) -> Record:
     if op in outcome.errors:
         error = outcome.errors[op]
         found |= (
-            {"error": error, "max_error": outcome.max_error}
+            {"error": error if math.isfinite(error) else None, "max_error": outcome.max_error}
             if op == "decode"
             else {"wrong_rows": int(error)}
         )

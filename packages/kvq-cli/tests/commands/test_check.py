@@ -110,6 +110,61 @@ def test_a_disagreement_is_one_clear_line_and_exit_code_1(
         assert f"error: {found['problems'][0]}" == line
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_decode_that_is_not_finite_is_null_in_strict_json(
+    monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    decode = reference.decode
+    monkeypatch.setattr(reference, "decode", lambda *args: torch.nan * decode(*args))
+    done = check("--kv-cache-dtype", "q4_0", "--device", "cpu", *form)
+    assert done.exit_code == 1
+    assert "q4_0: decode: error inf against attention in float64" in done.stderr
+    if form:
+
+        def constant(name: str) -> None:
+            raise AssertionError(f"{name} is not JSON")
+
+        (row,) = json.loads(done.stdout, parse_constant=constant)["formats"]
+        assert row["ops"]["decode"]["error"] is None
+    else:
+        assert "reference not finite" in done.stdout
+
+
+def test_a_format_given_twice_is_tried_once() -> None:
+    twice = ("--kv-cache-dtype", "q8_0", "--kv-cache-dtype", "k=q8_0,v=q8_0")
+    found = checked(*SMALL, *twice)
+    assert [row["format"] for row in found["formats"]] == ["q8_0"]
+
+
+def test_formats_by_layer_are_refused_and_not_offered() -> None:
+    done = check("--kv-cache-dtype", "0-1:bf16,2-:q8_0")
+    assert done.exit_code == 2
+    assert "it is no format; give one codec, or k=CODEC,v=CODEC; codecs are fp32" in done.stderr
+    assert "LAYERS" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--shape", "4/2x99999999999"), "head_dim must be at most 65,536, got 99,999,999,999"),
+        (("--shape", "8192/8192x64"), "heads must be at most 4,096, got 8,192"),
+        (("--shape", "1/1x" + 5000 * "9"), "must be HEADS/KV_HEADSxHEAD_DIM"),
+        (("--page-tokens", "99999999999"), "page_tokens must be at most 65,536, got 99,999"),
+        (
+            ("--shape", "4096/1x65536"),
+            "heads · head_dim · page_tokens must be at most 8,388,608 in a trial, got 4,294,967",
+        ),
+    ],
+)
+def test_sizes_beyond_any_model_are_refused_by_their_limit(
+    arguments: tuple[str, ...], said: str
+) -> None:
+    done = check(*arguments, "--kv-cache-dtype", "q8_0")
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -48,10 +48,13 @@ def test_every_codec_is_a_cache_dtype_and_prints_as_one(name):
 )  # fmt: skip
 def test_cache_dtypes_that_are_refused_name_the_given_and_the_allowed(text):
     with pytest.raises(CacheFormatError) as refused:
-        parse_cache_dtype(text)
+        parse_formats(text, shape())
     assert repr(text) in str(refused.value)
     assert all(name in str(refused.value) for name in kvq_codecs.names())
     assert "LAYERS:FORMAT" in str(refused.value)
+    with pytest.raises(CacheFormatError, match="it is no format; give one codec") as for_all:
+        parse_cache_dtype(text)
+    assert "LAYERS" not in str(for_all.value)
 
 
 def test_a_codec_wider_than_the_head_is_refused_with_those_that_fit():

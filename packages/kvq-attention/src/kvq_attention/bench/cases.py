@@ -66,7 +66,7 @@ def parse_cases(text: str) -> tuple[Case, ...]:
     """BATCHxCONTEXT, separated by commas; a context may end in k (1,024 tokens)."""
     cases = []
     for part in _parts(text, "cases"):
-        found = re.fullmatch(r"([1-9]\d*)[x×]([1-9]\d*)(k?)", part)
+        found = re.fullmatch(r"([1-9]\d{0,17})[x×]([1-9]\d{0,17})(k?)", part)
         if found is None:
             raise AttentionError(
                 f"case {part!r} must be BATCHxCONTEXT, such as 8x32k (k is 1,024 tokens) or 4x500"
@@ -77,7 +77,7 @@ def parse_cases(text: str) -> tuple[Case, ...]:
 
 def parse_shape(text: str) -> Shape:
     """HEADS/KV_HEADSxHEAD_DIM."""
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)[x×]([1-9]\d*)", text.strip())
+    found = re.fullmatch(r"([1-9]\d{0,17})/([1-9]\d{0,17})[x×]([1-9]\d{0,17})", text.strip())
     if found is None or int(found[1]) % int(found[2]):
         raise AttentionError(
             f"shape {text!r} must be HEADS/KV_HEADSxHEAD_DIM, such as 32/8x128, with HEADS a "
@@ -101,7 +101,7 @@ def parse_formats(text: str) -> tuple[Formats, ...]:
 def parse_counts(text: str, what: str) -> tuple[int, ...]:
     """Positive integers separated by commas."""
     parts = _parts(text, what)
-    if not all(re.fullmatch(r"[1-9]\d*", part) for part in parts):
+    if not all(re.fullmatch(r"[1-9]\d{0,17}", part) for part in parts):
         raise AttentionError(f"{what} {text!r} must be positive integers separated by commas")
     return tuple(dict.fromkeys(map(int, parts)))
 

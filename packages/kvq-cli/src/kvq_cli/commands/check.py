@@ -31,7 +31,7 @@ def check(
 
     record = tried(kv_cache_dtype or (), shape, page_tokens, device, attention_backend)
     if as_json:
-        print(json.dumps(record, indent=2, ensure_ascii=False))
+        print(json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False))
     else:
         show(Screen(), record)
     if not record["agrees"]:

@@ -51,7 +51,8 @@ def _cell(found: Record) -> str:
     if found["failed"]:
         return f"{found['backend']} failed"
     if "error" in found:
-        return f"{found['backend']} {found['error']:.0e}"
+        error = found["error"]
+        return f"{found['backend']} {'not finite' if error is None else f'{error:.0e}'}"
     if "wrong_rows" in found:
         wrong = found["wrong_rows"]
         return f"{found['backend']} {f'{wrong} wrong' if wrong else 'exact'}"

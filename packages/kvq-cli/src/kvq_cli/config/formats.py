@@ -12,10 +12,8 @@ from kvq_cli.config.errors import CacheFormatError
 from kvq_cli.config.geometry import ModelGeometry
 from kvq_cli.quoting import quoted
 
-GRAMMAR = (
-    "give one codec, or k=CODEC,v=CODEC, or layer by layer LAYERS:FORMAT,LAYERS:FORMAT… with "
-    f"LAYERS 3, 0-1 or 2-; codecs are {', '.join(kvq_codecs.names())}"
-)
+FOR_ALL = "give one codec, or k=CODEC,v=CODEC"
+BY_LAYER = f"{FOR_ALL}, or layer by layer LAYERS:FORMAT,LAYERS:FORMAT… with LAYERS 3, 0-1 or 2-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +42,11 @@ class LayerFormats:
 Formats = CacheFormat | LayerFormats
 
 
-def parse_cache_dtype(text: str) -> CacheFormat:
+def parse_cache_dtype(text: str, allowed: str = FOR_ALL) -> CacheFormat:
     """`q4_0` or `k=q8_0,v=q4_0` to a `CacheFormat`; `CacheFormatError` says what is allowed."""
     cache = _format(text)
     if cache is None:
-        raise _refused(text, "it is no format")
+        raise _refused(text, "it is no format", allowed)
     return cache
 
 
@@ -105,7 +103,7 @@ def parse_layer_dtypes(text: str, model: ModelGeometry) -> LayerFormats:
 
 def parse_formats(text: str, model: ModelGeometry) -> Formats:
     """What `--kv-cache-dtype` takes: with a colon it is layer by layer, else one for all."""
-    return parse_layer_dtypes(text, model) if ":" in text else parse_cache_dtype(text)
+    return parse_layer_dtypes(text, model) if ":" in text else parse_cache_dtype(text, BY_LAYER)
 
 
 def distinct(formats: Formats) -> tuple[CacheFormat, ...]:
@@ -175,8 +173,9 @@ def _range(layers: str, text: str, model: ModelGeometry) -> range:
     return range(first, last + 1)
 
 
-def _refused(text: str, reason: str) -> CacheFormatError:
-    return CacheFormatError(f"cache dtype {quoted(text)}: {reason}; {GRAMMAR}")
+def _refused(text: str, reason: str, allowed: str = BY_LAYER) -> CacheFormatError:
+    codecs = ", ".join(kvq_codecs.names())
+    return CacheFormatError(f"cache dtype {quoted(text)}: {reason}; {allowed}; codecs are {codecs}")
 
 
 def _layers(layers: tuple[int, ...] | list[int], one: str, several: str) -> str:
