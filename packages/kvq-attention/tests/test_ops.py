@@ -120,6 +120,26 @@ def test_what_does_not_fit_is_named(op: str, changes: dict[str, Any], said: str)
         call(op, **changes)
 
 
+@pytest.mark.parametrize(
+    ("op", "name"), [("store", "k"), ("store", "slot_mapping"), ("decode", "q"), ("extend", "v")]
+)
+def test_sparse_tensors_are_refused_by_their_layout(op: str, name: str) -> None:
+    good = scene()
+    k, v = good.fresh()
+    slots = good.batch().tables[TIER].slot_mapping
+    sparse = {"k": k, "v": v, "q": good.q, "slot_mapping": slots}[name].to_sparse()
+    said = f"{name} must be dense, of layout torch.strided, got torch.sparse_coo"
+    with pytest.raises(TensorError, match=said):
+        call(op, **{name: sparse})
+
+
+def test_sparse_planes_are_refused_by_their_layout() -> None:
+    good = scene().k_cache
+    sparse = without(good, "codes", good.planes["codes"].to_sparse())
+    with pytest.raises(TensorError, match=r"k_cache\['codes'\] must be dense.* torch.sparse_coo"):
+        call("store", k_cache=sparse)
+
+
 @pytest.mark.parametrize("op", ["decode", "extend"])
 def test_the_batch_must_fit_the_caches(op: str) -> None:
     with pytest.raises(BatchError, match="no tier 'window'"):

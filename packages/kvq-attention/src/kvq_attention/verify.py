@@ -33,12 +33,13 @@ class Sizes:
     def tensor(
         self, name: str, tensor: object, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...]
     ) -> None:
-        """Expect a tensor with these axes and one of these dtypes."""
+        """Expect a strided tensor with these axes and one of these dtypes."""
         if not isinstance(tensor, torch.Tensor):
             raise TensorError(f"{name} must be a torch tensor, got {type(tensor).__name__}")
         if tensor.dtype not in dtypes:
             allowed = " or ".join(str(dtype) for dtype in dtypes)
             raise TensorError(f"{name} must be {allowed}, got {tensor.dtype}")
+        _strided(name, tensor)
         self.shape(name, tuple(tensor.shape), axes)
         self.place(name, tensor)
 
@@ -54,6 +55,7 @@ class Sizes:
                     f"plane {plane!r} of {name} must be a torch tensor, got "
                     f"{type(array).__name__}; {cache.spec.name} cannot be read without it"
                 )
+            _strided(f"{name}[{plane!r}]", array)
             self.place(f"{name}[{plane!r}]", array)
         if get(cache.spec.name).spec != cache.spec:
             raise TensorError(
@@ -87,3 +89,8 @@ class Sizes:
             homes = "; ".join(f"{', '.join(n)} on {d}" for d, n in self.devices.items())
             raise DeviceError(f"all tensors of a call must lie on one device, got {homes}")
         return next(iter(self.devices))
+
+
+def _strided(name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout != torch.strided:
+        raise TensorError(f"{name} must be dense, of layout torch.strided, got {tensor.layout}")
