@@ -3,7 +3,7 @@
 import re
 import xml.etree.ElementTree as ET
 
-from kvq_cli.plots import COLOURS, bar_chart
+from kvq_cli.plots import COLOURS, bar_chart, has_figures
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -50,4 +50,7 @@ def test_a_series_makes_groups_of_rows_with_one_label():
 
 def test_a_record_without_figures_is_an_empty_chart():
     plot = {"label": "{codec}", "values": ["x"]}
-    assert bars(bar_chart({"title": "T", "plot": plot, "rows": [{"codec": "a", "x": None}]})) == {}
+    empty = {"title": "T", "plot": plot, "rows": [{"codec": "a", "x": None}]}
+    assert bars(bar_chart(empty)) == {}
+    assert not has_figures(empty)
+    assert has_figures(empty | {"rows": [{"codec": "a", "x": 1.0}]})

@@ -102,8 +102,8 @@ def _try(
     outcome = Outcome(*pair, MAX_ERROR[dtype])
     for op in support.OPS:
         try:
-            needs = _needs(op, pair, layer, device, dtype)
-            outcome.backends[op] = support.pick(backend, needs)
+            asked = needs(op, pair, layer, device, dtype)
+            outcome.backends[op] = support.pick(backend, asked)
         except (UnsupportedError, CodecError) as error:
             outcome.refused[op] = str(error)
     if not outcome.backends.keys() & {"store", "decode"}:  # to copy its pages alone says little
@@ -122,7 +122,7 @@ def _try(
     return outcome
 
 
-def _needs(
+def needs(
     op: str, pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype
 ) -> list[Need]:
     """What a call of the trial needs; pages of K and of V are copied each for itself."""

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import kvq_codecs
+from kvq_attention import support
 from kvq_attention.bench import plan
 from kvq_attention.bench.plan import BASELINE, MIXED
 from kvq_attention.errors import AttentionError, UnsupportedError
@@ -56,11 +57,26 @@ def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
     [
         ({"device": "tpu"}, "cuda, cpu"),
         ({"backend": "fast"}, "auto, triton, reference"),
-        ({"repeat": 0}, "above 0"),
-        ({"budget_seconds": float("nan")}, "above 0"),
-        ({"jobs": -1}, "-1"),
+        ({"repeat": 0}, "^--repeat must be at least 1, got 0$"),
+        ({"budget_seconds": float("nan")}, "^--budget-seconds must be above 0, got nan$"),
+        ({"budget_seconds": 0.0}, "^--budget-seconds must be above 0, got 0.0$"),
+        ({"jobs": -1}, "^--jobs must be at least 0, got -1$"),
+        ({"shape": "1/1x65537"}, "head_dim must be at most 65,536, got 65,537"),
+        ({"pages": "9" * 5000}, "must be positive integers"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):
     with pytest.raises(AttentionError, match=said):
         plan(**{"device": "cpu"} | wrong)
+
+
+def test_a_backend_that_does_not_serve_the_plan_is_refused_with_what_it_lacks(monkeypatch):
+    monkeypatch.setattr(support, "unavailable", lambda backend, device: None)
+    with pytest.raises(UnsupportedError, match=r"triton lacks store and decode for page_tokens 8 "):
+        plan(device="cpu", backend="triton", pages="16,8")
+    assert plan(device="cpu", backend="triton", pages="16,32").backend == "triton"
+    assert plan(device="cpu", pages="16,8").page_tokens == (16, 8)
+    reasons = {"triton": "no interpreter", "reference": None}
+    monkeypatch.setattr(support, "unavailable", lambda backend, device: reasons[backend])
+    with pytest.raises(UnsupportedError, match=r"triton cannot run on cpu: no interp.*: reference"):
+        plan(device="cpu", backend="triton")

@@ -19,8 +19,7 @@ COLOURS = ("#3f51b5", "#ff9800", "#4caf50", "#9c27b0")
 def bar_chart(record: dict[str, Any]) -> str:
     """One group of bars per row that has figures, one colour per value."""
     plot = record["plot"]
-    values, groups = _series(record) if "series" in plot else _columns(record)
-    groups = [(label, row) for label, row in groups if any(row.get(v) is not None for v in values)]
+    values, groups = _figures(record)
     largest = max((row.get(v) or 0 for _, row in groups for v in values), default=0) or 1
     scale = (WIDTH - LABEL_WIDTH - FIGURE_WIDTH) / largest
     group = len(values) * BAR + GAP
@@ -56,7 +55,18 @@ def bar_chart(record: dict[str, Any]) -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
+def has_figures(record: dict[str, Any]) -> bool:
+    """Whether the chart of a record has any bar."""
+    return bool(_figures(record)[1])
+
+
 Groups = list[tuple[str, dict[str, Any]]]
+
+
+def _figures(record: dict[str, Any]) -> tuple[list[str], Groups]:
+    """What the bars of a group stand for, and the groups that have one."""
+    values, groups = _series(record) if "series" in record["plot"] else _columns(record)
+    return values, [each for each in groups if any(each[1].get(v) is not None for v in values)]
 
 
 def _columns(record: dict[str, Any]) -> tuple[list[str], Groups]:

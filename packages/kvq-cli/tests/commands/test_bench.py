@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from kvq_attention import bench as attention_bench
+from kvq_attention import support
 from kvq_cli.main import app
 
 TINY = ("--device", "cpu", "--quick", "--cases", "1x20", "--repeat", "1")
@@ -96,7 +97,76 @@ def test_what_the_budget_leaves_out_is_named():
     assert "not measured: decode 1x20, page 16, bf16" in done.stdout
 
 
-def test_a_record_that_cannot_be_written_is_no_traceback(tmp_path):
-    done = bench(*TINY, "--json", str(tmp_path / "no" / "such" / "folder.json"))
+def test_a_budget_that_is_over_at_once_is_said_and_leaves_no_empty_chart(tmp_path):
+    plot = tmp_path / "plot.svg"
+    done = bench(*TINY, "--budget-seconds", "1e-9", "--plot", str(plot))
+    assert done.exit_code == 0
+    assert "nothing was measured: --budget-seconds were over" in done.stdout
+    assert "no plot was written" in done.stdout
+    assert not plot.exists()
+
+
+@pytest.fixture
+def unmeasured(monkeypatch):
+    """Fail where anything would be measured."""
+
+    def run(*_):
+        pytest.fail("it began to measure")
+
+    monkeypatch.setattr(attention_bench, "run", run)
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("no/such/folder.svg", "No such file or directory"), ("folder.svg", "Is a directory")],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path, unmeasured, option, name, reason
+):
+    (tmp_path / "folder.svg").mkdir()
+    path = tmp_path / name
+    done = bench(*TINY, option, str(path))
     assert done.exit_code == 2
-    assert "the record cannot be written" in done.stderr
+    assert done.stderr == f"error: {option} cannot be written to {str(path)!r}: {reason}\n"
+
+
+def test_a_plot_that_is_no_svg_is_refused_before_anything_is_measured(tmp_path, unmeasured):
+    for name in ("x.png", ""):
+        done = bench(*TINY, "--plot", name and str(tmp_path / name))
+        assert done.exit_code == 2
+        assert "--plot draws an SVG: the file's name must end in .svg, got" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_name_of_the_record_is_refused(unmeasured):
+    done = bench(*TINY, "--json", "")
+    assert done.exit_code == 2
+    assert "--json cannot be written to '.': the name is empty or a directory" in done.stderr
+
+
+def test_a_backend_that_cannot_run_is_refused_once_before_anything_is_measured(
+    monkeypatch, unmeasured
+):
+    reasons = {"triton": "its interpreter is off", "reference": None}
+    monkeypatch.setattr(support, "unavailable", lambda backend, _: reasons[backend])
+    done = bench(*TINY, "--backend", "triton")
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: triton cannot run on cpu: its interpreter is off; backends")
+
+
+def test_tables_are_printed_even_when_the_plot_can_no_longer_be_written(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    real = attention_bench.run
+
+    def run(*args):
+        folder.rmdir()
+        return real(*args)
+
+    monkeypatch.setattr(attention_bench, "run", run)
+    done = bench(*TINY, "--plot", str(folder / "plot.svg"))
+    assert done.exit_code == 2
+    assert "the plot cannot be written" in done.stderr
+    assert "decode 1x20, page 16, 4/2x128, reference" in done.stdout

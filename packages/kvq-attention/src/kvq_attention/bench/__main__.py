@@ -6,8 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvq_attention.bench.plan import DEVICES, plan
-from kvq_attention.bench.report import as_json, problems, tables
+from kvq_attention import support
+from kvq_attention.bench.files import check_writable, write
+from kvq_attention.bench.plan import BUDGET_SECONDS, DEFAULTS, DEVICES, plan
+from kvq_attention.bench.report import as_json, notes, problems, tables
 from kvq_attention.bench.session import Record, run
 from kvq_attention.errors import AttentionError
 from kvq_codecs import CodecError
@@ -15,35 +17,64 @@ from kvq_codecs import CodecError
 
 def main() -> int:
     """Measure, print tables, record; 2 = refused, 4 = something failed or is wrong."""
-    parser = argparse.ArgumentParser("python -m kvq_attention.bench", description=__doc__)
-    parser.add_argument("--device", choices=DEVICES, default="cuda")
-    for name in ("codecs", "cases", "pages", "shape", "store-tokens", "copy-tokens"):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--backend", default="auto")
-    for name in ("repeat", "jobs"):
-        parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--budget-seconds", type=float, default=330.0)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    given = vars(parser.parse_args())
+    given = vars(_parser().parse_args())
     path: Path | None = given.pop("json")
 
     def keep(record: Record) -> None:
         if path is not None:
-            path.write_text(as_json(record), "utf-8")
+            write("--json", path, as_json(record))
 
     def tell(name: str, done: int, total: int) -> None:
         print(f"[{done}/{total}] {name}", file=sys.stderr, flush=True)
 
     try:
-        record = run(plan(**given), tell, keep)
+        chosen = plan(**given)
+        if path is not None:
+            check_writable("--json", path)
+        record = run(chosen, tell, keep)
     except (AttentionError, CodecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(*tables(record), sep="\n\n")
     wrong = problems(record)
-    print("", *wrong, *(f"not measured: {name}" for name in record["left_out"]), sep="\n")
+    print("", *wrong, *notes(record), sep="\n")
     return 4 if wrong else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    usual = DEFAULTS["cuda"]
+    backends = support.AUTO, *support.BACKENDS
+    # option → what its value is, and what it is for; defaults are those of a GPU
+    lists = {
+        "shape": ("HEADS/KV_HEADSxHEAD_DIM", "the layer", usual.shape),
+        "codecs": ("CODEC,…", "formats beside bf16, k=CODEC,v=CODEC among them", "every codec"),
+        "cases": ("BATCHxCONTEXT,…", "decode steps, the most important first", usual.cases),
+        "pages": ("TOKENS,…", "tokens a page", usual.pages),
+        "store-tokens": ("TOKENS,…", "tokens of a store", usual.store_tokens),
+        "copy-tokens": ("TOKENS,…", "tokens whose pages are copied at once", usual.copy_tokens),
+    }
+    numbers = {
+        "repeat": ("TIMES", "timed repetitions, of which the median counts", usual.repeat),
+        "jobs": ("PROCESSES", "processes that compile kernels before anything", usual.jobs),
+    }
+    parser = argparse.ArgumentParser(
+        "python -m kvq_attention.bench",
+        description="Measure decode, store and page copies of every format beside bf16.",
+    )
+    add = parser.add_argument
+    add("--device", choices=DEVICES, default="cuda", help="cpu: tiny shapes, to try the command")
+    add("--backend", metavar="|".join(backends), default=support.AUTO, help="what runs the ops")
+    for name, (value, meaning, default) in lists.items():
+        add(f"--{name}", metavar=value, help=f"{meaning} (default: {default})")
+    for name, (value, meaning, count) in numbers.items():
+        add(f"--{name}", type=int, metavar=value, help=f"{meaning} (default: {count})")
+    add(
+        "--budget-seconds", type=float, metavar="SECONDS", default=BUDGET_SECONDS,
+        help="no measurement begins after as many (default: %(default)g)",
+    )  # fmt: skip
+    add("--quick", action="store_true", help="the first of each list, for bf16, q8_0 and q4_0")
+    add("--json", type=Path, metavar="FILE", help="record every figure there, as it is measured")
+    return parser
 
 
 if __name__ == "__main__":

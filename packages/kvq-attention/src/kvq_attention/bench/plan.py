@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import kvq_codecs
-from kvq_attention import support
+from kvq_attention import selfcheck, support
 from kvq_attention.bench.cases import (
     Case,
     Formats,
@@ -19,10 +19,12 @@ from kvq_attention.bench.cases import (
     parse_shape,
 )
 from kvq_attention.errors import AttentionError, UnsupportedError
+from kvq_attention.trial import Layer
 
 BASELINE = Formats("bf16", "bf16")
 MIXED = Formats("q8_0", "q4_0")
 DEVICES = ("cuda", "cpu")
+BUDGET_SECONDS = 330.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Defaults:
+class Defaults:
+    """What is measured where a command line does not say it."""
+
     shape: str
     cases: str
     pages: str
@@ -83,8 +87,8 @@ class _Defaults:
     jobs: int
 
 
-_DEFAULTS = {
-    "cuda": _Defaults(
+DEFAULTS = {
+    "cuda": Defaults(
         shape="32/8x128",
         cases="8x32k,32x8k,1x128k,128x1k,1x4k,8x4k,32x4k",
         pages="16,64",
@@ -93,7 +97,7 @@ _DEFAULTS = {
         repeat=30,
         jobs=min(8, (os.cpu_count() or 1) // 2),
     ),
-    "cpu": _Defaults(  # tiny: the code is tried, not the processor
+    "cpu": Defaults(  # tiny: the code is tried, not the processor
         shape="4/2x128",
         cases="2x64,1x200",
         pages="16",
@@ -117,7 +121,7 @@ def plan(
     store_tokens: str | None = None,
     copy_tokens: str | None = None,
     repeat: int | None = None,
-    budget_seconds: float = 330.0,
+    budget_seconds: float = BUDGET_SECONDS,
     jobs: int | None = None,
     quick: bool = False,
 ) -> Plan:
@@ -138,7 +142,7 @@ def plan(
     if backend not in (support.AUTO, *support.BACKENDS):
         names = ", ".join((support.AUTO, *support.BACKENDS))
         raise UnsupportedError(f"unknown attention backend {backend!r}; there are {names}")
-    usual = _DEFAULTS[device]
+    usual = DEFAULTS[device]
     layer = parse_shape(shape or usual.shape)
     few = 1 if quick else None
     chosen = Plan(
@@ -154,12 +158,28 @@ def plan(
         budget_seconds,
         usual.jobs if jobs is None else jobs,
     )
-    if chosen.repeat < 1 or chosen.jobs < 0 or not chosen.budget_seconds > 0:
-        raise AttentionError(
-            "repeat and budget_seconds must be above 0 and jobs not below, got "
-            f"{chosen.repeat}, {chosen.budget_seconds} and {chosen.jobs}"
-        )
+    if chosen.repeat < 1:
+        raise AttentionError(f"--repeat must be at least 1, got {chosen.repeat}")
+    if not chosen.budget_seconds > 0:  # NaN is not
+        raise AttentionError(f"--budget-seconds must be above 0, got {chosen.budget_seconds}")
+    if chosen.jobs < 0:
+        raise AttentionError(f"--jobs must be at least 0, got {chosen.jobs}")
+    _check_served(chosen)
     return chosen
+
+
+def _check_served(plan: Plan) -> None:
+    """Refuse what would fail in every measurement, once and before the first."""
+    shape = plan.shape
+    layers = [Layer(shape.heads, shape.kv_heads, shape.dim, size) for size in plan.page_tokens]
+    needs = [
+        need
+        for op in selfcheck.TRIED
+        for layer in layers
+        for formats in plan.formats
+        for need in selfcheck.needs(op, (formats.k, formats.v), layer, plan.device, torch.bfloat16)
+    ]
+    support.pick(plan.backend, needs)
 
 
 def _formats(codecs: str | None, shape: Shape, quick: bool) -> tuple[Formats, ...]:

@@ -64,6 +64,14 @@ def problems(record: Record) -> list[str]:
     return found + [f"{each['what']} failed: {each['why']}" for each in record["failed"]]
 
 
+def notes(record: Record) -> list[str]:
+    """What the budget left out, a line each; and that this was everything."""
+    found = [f"not measured: {name}" for name in record["left_out"]]
+    if found and not any(record[key] for key in ("decode", "peers", "store", "copy", "failed")):
+        found.append("nothing was measured: --budget-seconds were over before the first figure")
+    return found
+
+
 def as_json(record: Record) -> str:
     """The record as a file holds it: keys in the order of the measurements."""
     return json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

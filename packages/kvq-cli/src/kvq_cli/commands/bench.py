@@ -33,13 +33,19 @@ def attention(
     """Measure decode, store and page copies of every cache format beside bf16 and the memory."""
     from kvq_attention import bench as attention_bench
     from kvq_cli.commands.screen import Screen
-    from kvq_cli.plots import bar_chart
+    from kvq_cli.plots import bar_chart, has_figures
+    from kvq_cli.quoting import quoted
 
     plan = attention_bench.plan(
         codecs=codecs, cases=cases, pages=pages, shape=shape, store_tokens=store_tokens,
         copy_tokens=copy_tokens, backend=backend, device=device, repeat=repeat,
         budget_seconds=budget_seconds, jobs=jobs, quick=quick,
     )  # fmt: skip
+    if plot is not None and plot.suffix.lower() != ".svg":
+        refuse(f"--plot draws an SVG: the file's name must end in .svg, got {quoted(str(plot))}")
+    for option, path in (("--json", json_file), ("--plot", plot)):
+        if path is not None:
+            attention_bench.check_writable(option, path)
 
     def keep(record: dict[str, Any]) -> None:
         if json_file is not None:
@@ -48,12 +54,14 @@ def attention(
     screen = Screen()
     with screen.progress() as tell:
         record = attention_bench.run(plan, lambda _, done, of: tell("measuring", done, of), keep)
-    if plot is not None:
-        write_file(plot, bar_chart(record), "plot")
     for table in attention_bench.tables(record):
         screen.table(table.title, table.columns, table.rows)
-    for name in record["left_out"]:
-        screen.say(f"not measured: {name}")
+    for note in attention_bench.notes(record):
+        screen.say(note)
+    if plot is not None and has_figures(record):
+        write_file(plot, bar_chart(record), "plot")
+    elif plot is not None:
+        screen.say("no plot was written: it draws decode speeds, and none was measured")
     wrong = attention_bench.problems(record)
     if wrong:
         refuse("\n".join(wrong), FAILED)
