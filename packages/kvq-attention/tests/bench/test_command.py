@@ -60,7 +60,7 @@ def test_a_budget_that_is_over_at_once_is_said(bench, capsys):
     said = capsys.readouterr().out
     assert "not measured: decode 1x20, page 16, bf16" in said
     assert said.endswith(
-        "nothing was measured: --budget-seconds were over before the first figure\n"
+        "nothing was measured: --budget-seconds was over before the first measurement\n"
     )
 
 

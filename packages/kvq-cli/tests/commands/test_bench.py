@@ -101,7 +101,7 @@ def test_a_budget_that_is_over_at_once_is_said_and_leaves_no_empty_chart(tmp_pat
     plot = tmp_path / "plot.svg"
     done = bench(*TINY, "--budget-seconds", "1e-9", "--plot", str(plot))
     assert done.exit_code == 0
-    assert "nothing was measured: --budget-seconds were over" in done.stdout
+    assert "nothing was measured: --budget-seconds was over" in done.stdout
     assert "no plot was written" in done.stdout
     assert not plot.exists()
 

@@ -68,7 +68,7 @@ def notes(record: Record) -> list[str]:
     """What the budget left out, a line each; and that this was everything."""
     found = [f"not measured: {name}" for name in record["left_out"]]
     if found and not any(record[key] for key in ("decode", "peers", "store", "copy", "failed")):
-        found.append("nothing was measured: --budget-seconds were over before the first figure")
+        found.append("nothing was measured: --budget-seconds was over before the first measurement")
     return found
 
 
