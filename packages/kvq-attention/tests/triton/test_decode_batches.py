@@ -84,9 +84,7 @@ def test_p074_of_any_group_size(group: int, device: str) -> None:
 @in_interpreter
 def test_p074_beside_a_request_of_many_query_tokens(device: str) -> None:
     """A request of several chunks."""
-    scene = scene_of(
-        "q8_0", device, lengths=(1, 2 * tiles.CHUNK - 9, 40), queries=(1, 1, 20)
-    )
+    scene = scene_of("q8_0", device, lengths=(1, 2 * tiles.CHUNK - 9, 40), queries=(1, 1, 20))
     q, batch = company(scene, [1])
     assert torch.equal(attend(scene, batch=batch, q=q), attend(scene)[rows_of(scene, 1)])
 
