@@ -83,7 +83,10 @@ def tiles_of(
     side = Side.of(cache, torch.float16)
     tile, (a, b, _) = side.tile, side.planes
     out = torch.empty(
-        TOKENS, side.columns * tile.split, dtype=dtype, device=cache.planes[tile.planes[0]].device
+        TOKENS,
+        side.columns * tile.split,
+        dtype=dtype,
+        device=cache.planes[next(iter(tile.codes))].device,
     )
     _unpack[(1,)](
         a.tensor,

@@ -120,8 +120,7 @@ def attend(
         REQUESTS,
     )
     total = tl.minimum(tl.sum(all_pieces, 0) * KV_HEADS, capacity)
-    # Every program takes an equal run of pieces. Neighbours share queries and pages, and the loads
-    # of one are under way while the last one's results are stored.
+    # Every program takes an equal run of pieces: neighbours, heads first, share pages.
     run = tl.cdiv(total, tl.num_programs(0))
     first_item = tl.program_id(0) * run
     for index in tl.range(first_item, tl.minimum(first_item + run, total)):
@@ -177,10 +176,16 @@ def attend(
         if WINDOW:
             lowest = tl.maximum(length - queries - window + 1, 0)
         else:
-            # Tiles that every row sees
             whole = tl.minimum(last, length - queries + 1)
             whole = first + tl.maximum(whole - first, 0) // TOKENS * TOKENS
-            for at in tl.range(first, whole, TOKENS, num_stages=STAGES):
+        # Tiles that every row sees need no masks; in a window there are none.
+        for masked in tl.static_range(1 if WINDOW else 0, 2):
+            for at in tl.range(
+                whole if masked else first,
+                last if masked else whole,
+                TOKENS,
+                num_stages=STAGES if WINDOW or not masked else 1,
+            ):
                 state = step(
                     at,
                     state,
@@ -199,7 +204,7 @@ def attend(
                     num_pages,
                     softcap,
                     window,
-                    False,
+                    masked,
                     LOAD_K,
                     LOAD_V,
                     K_DIM,
@@ -223,49 +228,6 @@ def attend(
                     SOFTCAP,
                     ASM,
                 )
-        for at in tl.range(whole, last, TOKENS, num_stages=STAGES if WINDOW else 1):
-            state = step(
-                at,
-                state,
-                asking,
-                power,
-                block,
-                position,
-                table,
-                head,
-                lowest,
-                last,
-                k_planes,
-                v_planes,
-                k_pages,
-                v_pages,
-                num_pages,
-                softcap,
-                window,
-                True,
-                LOAD_K,
-                LOAD_V,
-                K_DIM,
-                V_DIM,
-                K_COLUMNS,
-                V_COLUMNS,
-                K_SPLIT,
-                V_SPLIT,
-                K_DTYPE,
-                V_DTYPE,
-                K_SCALES,
-                V_SCALES,
-                K_WORD,
-                V_WORD,
-                K_STRIDES,
-                V_STRIDES,
-                HEADS,
-                PAGE,
-                TOKENS,
-                WINDOW,
-                SOFTCAP,
-                ASM,
-            )
         means, lse = finish(state, length > reach, V_SPLIT, V_FACTOR)
         q_heads = head * GROUP + line % GROUP
         if ALONE:

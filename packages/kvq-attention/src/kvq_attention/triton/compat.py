@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 import triton.language as tl
 from triton import knobs
 
@@ -36,6 +35,3 @@ def unavailable(device: str) -> str | None:
             "Triton runs on a CPU only in its interpreter (TRITON_INTERPRET=1), which is for tests"
         )
     return f"Triton's kernels run on cuda devices, not on {device}"
-
-
-__all__ = ["INTERPRET", "INTERPRETED", "ptx_level", "triton", "unavailable"]

@@ -8,7 +8,7 @@ is free, so the query is split the same way once and the codes are never moved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +39,3 @@ class Tile:
     factor: float = 1.0
     rotated: bool = False
     tokens: int = 32
-    planes: tuple[str, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "planes", tuple(self.codes))
