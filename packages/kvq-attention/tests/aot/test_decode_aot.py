@@ -20,8 +20,9 @@ SHAPED = (86, 90)
 PROGRAM_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 DRIVER_BYTES = 1024
 
-# Stack loads and stores, once a piece and outside the loops over tokens
-SPILLED = {("iso3", "attend", 80): 6}
+# Stack loads and stores, once a piece and outside the loops over tokens, by the compilers of Triton
+# 3.6 and 3.7: tiles of 32 tokens make iso4 a twelfth faster than those of 16, which need no stack.
+SPILLED = {("iso4", "attend"): 28, ("iso3", "attend"): 2}
 # and at other head_dims
 SHAPED_SPILLED = {"iso3, head_dim 256": 34, "nvfp4, head_dim 64": 8, "q8_0, head_dim 64": 4}
 # Sums of 256 float32 values a row and their product in three parts fill all registers.
@@ -64,7 +65,7 @@ def test_nothing_is_spilled_at_head_dim_128(
     kernels: list[Compiled], others: list[Compiled]
 ) -> None:
     for k in kernels + others:
-        known = SPILLED.get((k.job, k.kernel, k.arch), 0)
+        known = SPILLED.get((k.job, k.kernel), 0)
         assert k.local_accesses <= known and not k.in_loops, k
         assert bool(k.stack_bytes) == bool(k.local_accesses), k
 

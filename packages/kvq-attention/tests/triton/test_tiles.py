@@ -91,10 +91,11 @@ def cut(
     first = 0 if window is None else max(length - queries - window + 1, 0) // tile * tile
     visible = max(min(length, reach) - first, 1)
     size = config.chunk
-    if visible > config.chunk:
-        eighth = visible // 8 // tile * tile
-        quarter = max(config.chunk // 4 // tile, 1) * tile
-        size = min(max(eighth, quarter), config.chunk)
+    quarter = max(config.chunk // 4 // tile, 1) * tile
+    if visible > 4 * config.chunk:
+        size = min(max(visible // 8 // tile * tile, quarter), config.chunk)
+    elif visible > config.chunk:
+        size = quarter
     while -(-visible // size) > config.max_chunks:
         # More tokens a chunk, by whole tiles: at least as many as the most chunks need.
         size = max(size + tile, -(-visible // config.max_chunks) // tile * tile)

@@ -10,6 +10,7 @@ from kvq_attention.support import Choice
 MIXED = Choice(store="triton", decode="triton", extend="reference")
 REFERENCE = Choice("reference", "reference", "reference")
 NEW = 3
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # A page is crossed while decoding, and a prompt takes several chunks.
 PROMPTS = {"edge": random_prompt(15), "long": random_prompt(26)}
 
@@ -26,9 +27,11 @@ def serve(model, backends, cache):
     return tokens, launched, logits
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("make", "cache"), [(llama, "k=q8_0,v=q4_0"), (gemma, "fp32")])
-def test_triton_stores_and_decodes_what_the_reference_does(make, cache):
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def test_triton_stores_and_decodes_what_the_reference_does(make, cache, device):
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is off where there is a GPU")
     model = make(head_dim=64).to(device)
     want, by_reference, _ = serve(model, REFERENCE, cache)
     got, launched, logits = serve(model, MIXED, cache)

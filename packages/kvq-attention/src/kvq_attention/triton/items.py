@@ -25,20 +25,21 @@ def chunking(
 ):
     """Where requests' chunks begin, how long one is and how many there are.
 
-    Chunks begin on a multiple of TOKENS. Up to `chunk` visible tokens are one; of more, a chunk
-    holds an eighth, but between a quarter of `chunk` and `chunk`, and more in sequences that would
-    need more than MAX_CHUNKS. A padded request (length 0) has one that is empty. Positions from
-    `reach` on have no column in the page table: they are not cut into chunks, or one request's
-    length could take the pieces of others.
+    Chunks begin on a multiple of TOKENS. Up to `chunk` visible tokens are one. Up to four times as
+    many are cut into quarters of `chunk`; of more, a chunk holds an eighth, up to `chunk`, and more
+    in sequences that would need more than MAX_CHUNKS. A padded request (length 0) has one that is
+    empty. Positions from `reach` on have no column in the page table: they are not cut into chunks,
+    or one request's length could take the pieces of others.
     """
     if WINDOW:
         first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
     else:
         first = length * 0
     visible = tl.maximum(tl.minimum(length, reach) - first, 1)
-    # An eighth of a long sequence, for its parallelism; less would cost more than it gains.
-    least = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
-    part = tl.minimum(tl.maximum(visible // (8 * TOKENS) * TOKENS, least), chunk)
+    # Short sequences need the parallelism of small chunks, which cost long ones more than it gains.
+    quarter = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
+    part = tl.minimum(tl.maximum(visible // (8 * TOKENS) * TOKENS, quarter), chunk)
+    part = tl.where(visible <= 4 * chunk, quarter, part)
     part = tl.where(visible <= chunk, chunk, part)
     tiles = (visible - 1) // (MAX_CHUNKS * TOKENS) + 1
     size = tl.maximum(tiles * TOKENS, part)

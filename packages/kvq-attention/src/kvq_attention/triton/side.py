@@ -18,6 +18,8 @@ from kvq_codecs import Encoded
 
 # Integers that hold the 2 or 4 fp16 scales of a row
 WORDS = {2: torch.int32, 4: torch.int64}
+# Columns that a tile needs to be multiplied in the layout in which it is unpacked
+NARROW = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class Side:
         """What the picker must know."""
         values = self.columns * self.tile.split
         padded = self.row_bytes * values // self.dim
-        return Load(values, self.tile.tokens, padded, self.dtype.primitive_bitwidth // 8)
+        product_bytes = self.dtype.primitive_bitwidth // 8
+        return Load(values, self.tile.tokens, padded, product_bytes, self.columns < NARROW)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -47,12 +47,14 @@ class Load:
     tokens : tokens a tile that registers have room for, see `Tile`
     row_bytes : bytes of a row, scales included and padded likewise
     product_bytes : bytes of a value in a product
+    narrow : its tiles have so few columns that unpacked ones are laid out anew in shared memory
     """
 
     values: int
     tokens: int
     row_bytes: int
     product_bytes: int
+    narrow: bool = False
 
 
 def pick(k: Load, v: Load, *, shared_bytes: int, warps: int) -> Config:
@@ -87,6 +89,7 @@ def shared_taken(k: Load, v: Load, tokens: int, stages: int, warps: int) -> int:
     """
     row = max(2, stages - 1) * k.row_bytes + max(1, stages - 2) * v.row_bytes
     exchange = 4096 if warps == 1 else 12288  # layouts of scores and odd tiles change through it
+    exchange += max(tokens * side.values * side.product_bytes * side.narrow for side in (k, v))
     return tokens * (row + 8) + exchange + 1024  # the last is the driver's own
 
 
@@ -100,6 +103,8 @@ def most_chunks(reach: int, window: int | None, queries: int, config: Config) ->
         visible = min(reach, window + queries + config.tokens)
     if visible <= config.chunk:
         return 1
-    least = max(config.chunk // (4 * config.tokens), 1) * config.tokens
-    chunks = min(-(-visible // least), max(16, -(-visible // config.chunk)))
+    quarter = max(config.chunk // (4 * config.tokens), 1) * config.tokens
+    chunks = -(-min(visible, 4 * config.chunk) // quarter)
+    if visible > 4 * config.chunk:  # an eighth, less what whole tiles lack of it
+        chunks = max(chunks, 16, -(-visible // config.chunk))
     return min(chunks, config.max_chunks)

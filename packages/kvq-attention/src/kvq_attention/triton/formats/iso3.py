@@ -151,5 +151,4 @@ TILE = Tile(
     codes={"low": torch.int16, "high": torch.uint8},
     scale="scale",
     rotated=True,
-    tokens=16,
 )

@@ -105,4 +105,4 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     return centroid(word), centroid(word >> 4), centroid(word >> 8), centroid(word >> 12)
 
 
-TILE = Tile(load, split=4, codes={"codes": torch.int16}, scale="scale", rotated=True, tokens=16)
+TILE = Tile(load, split=4, codes={"codes": torch.int16}, scale="scale", rotated=True)
