@@ -1,0 +1,169 @@
+"""Kernels run on the CPU: g++ compiles their text together with the emulator of a block.
+
+    program = build('#include "primitives.cuh" …', ["double_all"])
+    program.launch("double_all", grid=1, threads=32, args=[array, ctypes.c_int(8)])
+
+A launch raises what a GPU would answer with wrong numbers or a hang: lanes of a warp that are not
+at the same instruction, threads that miss a barrier, shared memory that is left or not aligned.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import kvq_attention
+
+SOURCE = Path(kvq_attention.__file__).parent / "cuda" / "source"
+EMULATOR = Path(__file__).parent
+# Fibers jump between stacks, which fortified longjmp takes for an attack; kernels read bytes as
+# words, which C++ calls aliasing.
+FLAGS = (
+    *("-O2", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off"),
+    *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
+)
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+Argument = np.ndarray | torch.Tensor | ctypes._SimpleCData | ctypes.Structure
+
+
+class EmulationError(Exception):
+    """A kernel did what must not be done on a GPU."""
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("grid", "threads", "shared_bytes")),
+        *((name, ctypes.c_int) for name in ("late", "backward")),
+    )
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = (("value", ctypes.c_void_p), ("bytes", ctypes.c_int), ("kind", ctypes.c_char))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Kernels that were compiled for the CPU."""
+
+    library: ctypes.CDLL
+
+    def launch(
+        self,
+        kernel: str,
+        *,
+        grid: int,
+        threads: int,
+        args: Sequence[Argument],
+        shared_bytes: int = 0,
+        late: bool = False,
+        backward: bool = False,
+    ) -> None:
+        """Run all blocks of a kernel, one after another.
+
+        args: CPU tensors and arrays, whose address is passed, and ctypes values, of the parameters'
+        own types. late: asynchronous copies arrive only when they are waited for. backward: the last
+        warp and lane run first. Raises EmulationError.
+        """
+        if threads % 32 or not 0 < threads <= 1024:
+            raise ValueError(f"threads is {threads}; a block has 32, 64, … 1024")
+        values = [_value(arg) for arg in args]
+        kinds = [_kind(value) for value in values]
+        arguments = (_Argument * len(values))(
+            *(
+                _Argument(ctypes.addressof(value), ctypes.sizeof(value), kind)
+                for value, kind in zip(values, kinds, strict=True)
+            )
+        )
+        run = getattr(self.library, f"emulate_{kernel}")
+        run.restype = ctypes.c_char_p
+        shape = _Launch(grid, threads, shared_bytes, late, backward)
+        failure = run(ctypes.byref(shape), arguments, len(values))
+        if failure is not None:
+            raise EmulationError(f"{kernel}: {failure.decode()}")
+
+
+def build(
+    text: str,
+    kernels: Sequence[str],
+    *,
+    arch: int = 90,
+    defines: Mapping[str, str | int] | None = None,
+    include: Sequence[Path] = (),
+) -> Program:
+    """Compile a text and offer the `extern "C" GLOBAL void` functions named; kept by content.
+
+    arch: what KVQ_ARCH is. include: folders to look for headers in, after the package's own. Raises
+    RuntimeError with what the compiler said.
+    """
+    entries = [
+        f'extern "C" const char* emulate_{name}(const emulator::Launch* shape,'
+        f" const emulator::Argument* args, int count) {{"
+        f" return emulator::launch({name}, *shape, args, count); }}"
+        for name in kernels
+    ]
+    macros = [f"#define {name} {value}" for name, value in (defines or {}).items()]
+    whole = "\n".join((*macros, '#line 1 "kernel.cu"', text, '#include "emulator.h"', *entries))
+    folders = (SOURCE, EMULATOR, *include)
+    return _load(f"#define KVQ_ARCH {arch}\n{whole}\n", folders)
+
+
+@functools.cache
+def _load(text: str, folders: tuple[Path, ...]) -> Program:
+    command = ["g++", *FLAGS, *(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
+    key = hashlib.sha256(repr((command, text)).encode())
+    for folder in folders:
+        for header in sorted((*folder.rglob("*.cuh"), *folder.rglob("*.h"))):
+            key.update(header.read_bytes())
+    kept = _folder() / f"{key.hexdigest()[:32]}.so"
+    if not kept.exists():
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        done = subprocess.run(
+            [*command, "-o", str(fresh)], input=text, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"g++ failed:\n{done.stderr[:8000]}")
+        fresh.replace(kept)
+    return Program(ctypes.CDLL(str(kept)))
+
+
+def _folder() -> Path:
+    """A folder of this user's that outlives the run."""
+    folder = Path(tempfile.gettempdir()) / f"kvq-emulator-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to another user; remove it")
+    return folder
+
+
+def _value(arg: Argument) -> ctypes._SimpleCData | ctypes.Structure:
+    if isinstance(arg, np.ndarray):
+        return ctypes.c_void_p(arg.ctypes.data)
+    if isinstance(arg, torch.Tensor):
+        if arg.device.type != "cpu":
+            raise TypeError(f"a tensor is on {arg.device}; the emulator runs on CPU tensors")
+        return ctypes.c_void_p(arg.data_ptr())
+    if isinstance(arg, ctypes._SimpleCData | ctypes.Structure):
+        return arg
+    raise TypeError(f"an argument is a {type(arg).__name__}; pass a tensor, an array or ctypes")
+
+
+def _kind(value: ctypes._SimpleCData | ctypes.Structure) -> bytes:
+    if isinstance(value, ctypes.Structure):
+        return b"s"
+    if isinstance(value, ctypes.c_void_p):
+        return b"p"
+    return b"f" if isinstance(value, ctypes.c_float | ctypes.c_double) else b"i"
