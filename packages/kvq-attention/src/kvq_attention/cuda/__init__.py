@@ -1,0 +1,1 @@
+"""CUDA kernels that decode a packed cache in registers."""

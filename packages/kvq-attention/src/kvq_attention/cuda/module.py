@@ -1,0 +1,176 @@
+"""Kernels of a CUDA C++ text, loaded and launched through CuPy.
+
+CuPy is imported here alone, and only when a kernel is wanted; it keeps compiled kernels on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvq_attention.cuda.compile import INSTALL, OPTIONS
+from kvq_attention.errors import DeviceError, UnsupportedError
+
+OLDEST = 80  # compute capability 8.0: asynchronous copies, products of bf16
+
+Argument = torch.Tensor | np.generic | int | float | None
+
+
+def unavailable(device: str) -> str | None:
+    """Why the kernels cannot run on a torch device type; None if they can."""
+    return _unavailable() if device == "cuda" else f"its kernels run on cuda devices, not {device}"
+
+
+def function(source: str, name: str, device: torch.device) -> Function:
+    """A kernel of a text, compiled and loaded for a device when it is first asked for.
+
+    The first call for a device must not fall into the capture of a CUDA graph.
+
+    Parameters
+    ----------
+    source : see `kvq_attention.cuda.compile.source`
+    name : of an `extern "C"` kernel
+    device : a tensor's, so that it has an index
+
+    Raises `UnsupportedError` where such kernels cannot run; CuPy's `CompileException` holds the
+    compiler's log.
+    """
+    reason = unavailable(device.type)
+    if reason is not None:
+        raise UnsupportedError(f"cuda cannot run on {device}: {reason}")
+    return _function(source, name, device.index)
+
+
+class Function:
+    """A kernel on one device.
+
+    Attributes
+    ----------
+    device_index : of the CUDA device
+    registers : of a thread
+    """
+
+    def __init__(self, kernel: Any, device_index: int) -> None:
+        """`kernel` is CuPy's, of the device."""
+        self.device_index = device_index
+        self.registers: int = kernel.num_regs  # asking loads it, which a capture would forbid
+        self._kernel = kernel
+        self._shared_bytes = 0
+
+    def launch(
+        self, grid: tuple[int, ...], threads: int, shared_bytes: int, args: Sequence[Argument]
+    ) -> None:
+        """Launch on torch's current stream of the device; of an empty grid nothing.
+
+        Parameters
+        ----------
+        grid : blocks along x, y and z
+        threads : of a block
+        shared_bytes : dynamic shared memory of a block
+        args : tensors and None (a null pointer) for pointers, int for integers of 32 or 64 bits,
+            float for float, NumPy scalars for what is of another size
+
+        Raises `DeviceError` for a tensor that lies elsewhere.
+        """
+        if 0 in grid:
+            return
+        values = tuple(map(self._value, args))
+        pointer = torch.cuda.current_stream(self.device_index).cuda_stream
+        with _device(self.device_index), _stream(pointer):
+            self._allow(shared_bytes)
+            self._kernel(grid, (threads,), values, shared_mem=shared_bytes)
+
+    def resident_blocks(self, threads: int, shared_bytes: int) -> int:
+        """Blocks that a multiprocessor holds at once: what a persistent grid is sized by."""
+        from cupy.cuda import driver
+
+        with _device(self.device_index):
+            self._allow(shared_bytes)
+            found: int = driver.occupancyMaxActiveBlocksPerMultiprocessor(
+                self._kernel.kernel.ptr, threads, shared_bytes
+            )
+        return found
+
+    def _value(self, arg: Argument) -> np.generic | int:
+        """An argument as CuPy passes it: an int as 64 bits, whose low half comes first."""
+        if isinstance(arg, torch.Tensor):
+            if arg.device.type != "cuda" or arg.device.index != self.device_index:
+                raise DeviceError(
+                    f"a tensor on {arg.device} was given to a kernel on cuda:{self.device_index}; "
+                    "all tensors of a call must lie on one device"
+                )
+            return arg.data_ptr()
+        if isinstance(arg, float) and not isinstance(arg, np.generic):
+            return np.float32(arg)
+        return 0 if arg is None else arg
+
+    def _allow(self, shared_bytes: int) -> None:
+        """More than 48 KiB of shared memory must be allowed, once."""
+        if shared_bytes > self._shared_bytes:
+            self._kernel.max_dynamic_shared_size_bytes = shared_bytes
+            self._shared_bytes = shared_bytes
+
+
+@cache
+def _unavailable() -> str | None:
+    """Why kernels cannot run on this process' GPUs."""
+    if torch.version.hip is not None:
+        return "its kernels are for NVIDIA's GPUs, and this torch is built for ROCm"
+    if not torch.cuda.is_available():
+        return "torch finds no NVIDIA GPU"
+    levels = [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+    for index, (major, minor) in enumerate(levels):
+        if 10 * major + minor < OLDEST:
+            return (
+                f"its kernels need compute capability 8.0 or newer, cuda:{index} has "
+                f"{major}.{minor}; CUDA_VISIBLE_DEVICES can leave it out"
+            )
+    if find_spec("cupy") is None:
+        return f"CuPy is not installed; {INSTALL}"
+    try:
+        from cupy.cuda import nvrtc, runtime
+
+        nvrtc.getVersion()
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"CuPy cannot be used ({error}); {INSTALL}"
+    return "CuPy is built for ROCm" if runtime.is_hip else None
+
+
+@cache
+def _function(source: str, name: str, device_index: int) -> Function:
+    import cupy
+
+    with _device(device_index):
+        module = cupy.RawModule(code=source, options=OPTIONS)
+        return Function(module.get_function(name), device_index)
+
+
+def _device(index: int) -> Any:
+    """A context in which CuPy's device is this one."""
+    from cupy.cuda import Device
+
+    return Device(index)
+
+
+@lru_cache(maxsize=64)
+def _stream(pointer: int) -> Any:
+    """CuPy's name for a stream of torch's."""
+    from cupy.cuda import Stream
+
+    return Stream.from_external(_TorchStream(pointer))
+
+
+class _TorchStream:
+    """A stream by the CUDA stream protocol, which torch's own follow since 2.10 only."""
+
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """The protocol's version, and the stream."""
+        return 0, self.pointer

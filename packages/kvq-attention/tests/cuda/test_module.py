@@ -1,0 +1,194 @@
+"""Kernels are loaded when they are wanted and launched on torch's stream with torch's tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvq_attention.cuda import module
+from kvq_attention.errors import DeviceError, UnsupportedError
+
+SOURCE = """
+extern "C" __global__ void scale(
+    float* out, const float* x, const float* bias, long long n, int step, float gain, double big) {
+  int i = step * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) out[i] = gain * x[i] + float(big) + (bias ? bias[i] : 0.f);
+}
+extern "C" __global__ void reverse(int* out, int n) {
+  extern __shared__ int kept[];
+  for (int i = threadIdx.x; i < n; i += blockDim.x) kept[i] = out[i];
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = kept[n - 1 - i];
+}
+"""
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Makes this process see GPUs of these compute capabilities."""
+
+    def sees(*levels: tuple[int, int], hip: str | None = None) -> None:
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(levels))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(levels))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: levels[i])
+        module._unavailable.cache_clear()
+
+    yield sees
+    module._unavailable.cache_clear()
+
+
+def test_what_keeps_the_kernels_from_running_is_told(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert module.unavailable("cpu") == "its kernels run on cuda devices, not cpu"
+    machine((9, 0), hip="7.0")
+    assert "this torch is built for ROCm" in str(module.unavailable("cuda"))
+    machine()
+    assert module.unavailable("cuda") == "torch finds no NVIDIA GPU"
+    machine((9, 0), (7, 5))
+    assert "8.0 or newer, cuda:1 has 7.5" in str(module.unavailable("cuda"))
+    with pytest.raises(UnsupportedError, match=r"^cuda cannot run on cuda:0: .* has 7\.5; CUDA_V"):
+        module.function(SOURCE, "scale", torch.device("cuda", 0))
+    machine((8, 0), (12, 0))
+    monkeypatch.setattr(module, "find_spec", lambda _name: None)
+    missing = "CuPy is not installed; pip install 'kvq-attention[cuda]'"
+    assert module.unavailable("cuda") == missing
+
+
+def test_a_cupy_that_cannot_be_loaded_is_told(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine((9, 0))
+    assert module.unavailable("cuda") is None
+    machine((9, 0))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    assert "CuPy cannot be used (import of cupy.cuda halted" in str(module.unavailable("cuda"))
+
+
+def test_the_package_is_imported_without_cupy() -> None:
+    code = "import sys, kvq_attention.cuda.module; sys.exit('cupy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_cupy_takes_torchs_streams() -> None:
+    assert [module._stream(pointer).ptr for pointer in (0, 1234)] == [0, 1234]
+
+
+class Kernel:
+    """Notes what it is launched with, in place of CuPy's."""
+
+    num_regs = 40
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self) -> None:
+        self.launched: list[Any] = []
+
+    def __call__(self, *given: Any, shared_mem: int) -> None:
+        self.launched.append((*given, shared_mem))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    stream = type("Stream", (), {"cuda_stream": 7})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _index: stream)
+    monkeypatch.setattr(module, "_device", lambda _index: nullcontext())
+    monkeypatch.setattr(module, "_stream", lambda _pointer: nullcontext())
+    return Kernel()
+
+
+def test_arguments_have_the_sizes_that_kernels_declare(kernel: Kernel) -> None:
+    function = module.Function(kernel, 0)
+    assert function.registers == 40
+    function.launch((3, 2), 64, 0, [None, 5, -(2**40), 0.1, np.float64(0.1), np.int8(3), True])
+    ((grid, block, values, shared_bytes),) = kernel.launched
+    assert (grid, block, shared_bytes) == ((3, 2), (64,), 0)
+    assert values == (0, 5, -(2**40), np.float32(0.1), 0.1, 3, 1)
+    assert [type(value) for value in values[3:6]] == [np.float32, np.float64, np.int8]
+
+
+def test_shared_memory_is_allowed_when_it_grows(kernel: Kernel) -> None:
+    function = module.Function(kernel, 0)
+    allowed = []
+    for shared_bytes in (1000, 100_000, 50_000):
+        function.launch((1,), 32, shared_bytes, [])
+        allowed.append(kernel.max_dynamic_shared_size_bytes)
+    assert allowed == [1000, 100_000, 100_000]
+    assert [launched[-1] for launched in kernel.launched] == [1000, 100_000, 50_000]
+
+
+def test_nothing_is_launched_for_an_empty_grid_or_a_tensor_elsewhere(kernel: Kernel) -> None:
+    function = module.Function(kernel, 0)
+    function.launch((4, 0), 32, 0, [])
+    with pytest.raises(DeviceError, match="on cpu was given to a kernel on cuda:0; all tensors"):
+        function.launch((1,), 32, 0, [torch.zeros(1)])
+    assert kernel.launched == []
+
+
+@pytest.mark.gpu
+def test_a_kernel_gets_its_arguments() -> None:
+    x = torch.randn(1000, device=GPU)
+    out, bias = torch.zeros_like(x), torch.randn_like(x)
+    scale = module.function(SOURCE, "scale", GPU)
+    assert module.function(SOURCE, "scale", x.device) is scale
+    assert 0 < scale.registers < 64
+    scale.launch((8,), 128, 0, [out, x, None, 900, 1, 0.5, np.float64(3.0)])
+    assert torch.equal(out[:900], 0.5 * x[:900] + 3) and not out[900:].any()
+    scale.launch((8,), 128, 0, [out, x, bias, 1000, 2, 1.0, np.float64(0.0)])
+    assert torch.equal(out[::2], (x + bias)[::2])
+    assert torch.equal(out[1:900:2], 0.5 * x[1:900:2] + 3)
+
+
+@pytest.mark.gpu
+def test_a_kernel_gets_as_much_shared_memory_as_it_asks_for() -> None:
+    reverse = module.function(SOURCE, "reverse", GPU)
+    for n in (1000, 20_000):  # 80 kB
+        x = torch.arange(n, dtype=torch.int32, device=GPU)
+        reverse.launch((1,), 256, 4 * n, [x, n])
+        assert torch.equal(x, torch.arange(n - 1, -1, -1, dtype=torch.int32, device=GPU))
+    few, many = (reverse.resident_blocks(256, shared) for shared in (80_000, 1000))
+    assert 1 <= few < many
+
+
+@pytest.mark.gpu
+def test_launches_are_ordered_on_torchs_current_stream() -> None:
+    scale = module.function(SOURCE, "scale", GPU)
+    x = torch.ones(1 << 24, device=GPU)
+    out = torch.empty_like(x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(50):
+            x += 1  # takes long enough that a launch on another stream would come first
+        args = [out, x, None, x.numel(), 1, 2.0, np.float64(0.0)]
+        scale.launch((x.numel() // 256,), 256, 0, args)
+        total = out.clone()
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(total, torch.full_like(x, 102.0))
+
+
+@pytest.mark.gpu
+def test_a_captured_launch_is_replayed() -> None:
+    scale = module.function(SOURCE, "scale", GPU)
+    x, out = torch.ones(256, device=GPU), torch.zeros(256, device=GPU)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        twice = 2 * x
+        scale.launch((1,), 256, 0, [out, twice, None, 256, 1, 1.5, np.float64(1.0)])
+        after = out + 1
+    assert not out.any(), "a capture runs nothing"
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, torch.full_like(out, 3 * value + 1))
+        assert torch.equal(after, out + 1)
