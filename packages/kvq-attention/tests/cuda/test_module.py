@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,16 @@ extern "C" __global__ void scale(
   int i = step * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) out[i] = gain * x[i] + float(big) + (bias ? bias[i] : 0.f);
 }
+struct Line {
+  const float* x;
+  float gain;
+  int shift;
+  long long n;
+};
+extern "C" __global__ void along(float* out, Line line, signed char bias) {
+  int i = threadIdx.x;
+  if (i < line.n) out[i] = line.gain * line.x[i] + line.shift + bias;
+}
 extern "C" __global__ void reverse(int* out, int n) {
   extern __shared__ int kept[];
   for (int i = threadIdx.x; i < n; i += blockDim.x) kept[i] = out[i];
@@ -30,6 +41,15 @@ extern "C" __global__ void reverse(int* out, int n) {
 """
 
 GPU = torch.device("cuda", 0)
+
+
+class Line(ctypes.Structure):
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("gain", ctypes.c_float),
+        ("shift", ctypes.c_int),
+        ("n", ctypes.c_longlong),
+    )
 
 
 @pytest.fixture
@@ -116,6 +136,14 @@ def test_arguments_have_the_sizes_that_kernels_declare(kernel: Kernel) -> None:
     assert [type(value) for value in values[3:6]] == [np.float32, np.float64, np.int8]
 
 
+def test_a_structure_is_passed_as_its_bytes(kernel: Kernel) -> None:
+    line = Line(1 << 40, 0.5, -3, 900)
+    module.Function(kernel, 0).launch((1,), 32, 0, [line])
+    ((_, _, (value,), _),) = kernel.launched
+    assert value.size == 1  # CuPy passes an array of one item by value
+    assert value.tobytes() == bytes(line)
+
+
 def test_shared_memory_is_allowed_when_it_grows(kernel: Kernel) -> None:
     function = module.Function(kernel, 0)
     allowed = []
@@ -146,6 +174,15 @@ def test_a_kernel_gets_its_arguments() -> None:
     scale.launch((8,), 128, 0, [out, x, bias, 1000, 2, 1.0, np.float64(0.0)])
     assert torch.equal(out[::2], (x + bias)[::2])
     assert torch.equal(out[1:900:2], 0.5 * x[1:900:2] + 3)
+
+
+@pytest.mark.gpu
+def test_a_kernel_gets_structures() -> None:
+    x, out = torch.randn(128, device=GPU), torch.zeros(128, device=GPU)
+    line = Line(x.data_ptr(), 0.5, -3, 100)
+    along = module.function(SOURCE, "along", GPU)
+    along.launch((1,), 128, 0, [out, line, np.int8(-1)])
+    assert torch.equal(out[:100], 0.5 * x[:100] - 4) and not out[100:].any()
 
 
 @pytest.mark.gpu

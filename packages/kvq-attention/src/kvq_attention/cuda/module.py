@@ -5,6 +5,7 @@ CuPy is imported here alone, and only when a kernel is wanted; it keeps compiled
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -18,7 +19,7 @@ from kvq_attention.errors import DeviceError, UnsupportedError
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies, products of bf16
 
-Argument = torch.Tensor | np.generic | int | float | None
+Argument = torch.Tensor | ctypes.Structure | np.generic | int | float | None
 
 
 def unavailable(device: str) -> str | None:
@@ -73,7 +74,7 @@ class Function:
         threads : of a block
         shared_bytes : dynamic shared memory of a block
         args : tensors and None (a null pointer) for pointers, int for integers of 32 or 64 bits,
-            float for float, NumPy scalars for what is of another size
+            float for float, NumPy scalars for what is of another size, ctypes structures
 
         Raises `DeviceError` for a tensor that lies elsewhere.
         """
@@ -96,8 +97,10 @@ class Function:
             )
         return found
 
-    def _value(self, arg: Argument) -> np.generic | int:
+    def _value(self, arg: Argument) -> np.ndarray[Any, Any] | np.generic | int:
         """An argument as CuPy passes it: an int as 64 bits, whose low half comes first."""
+        if isinstance(arg, ctypes.Structure):
+            return np.frombuffer(bytes(arg), f"V{ctypes.sizeof(arg)}")
         if isinstance(arg, torch.Tensor):
             if arg.device.type != "cuda" or arg.device.index != self.device_index:
                 raise DeviceError(
