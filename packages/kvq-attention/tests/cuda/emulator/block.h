@@ -89,7 +89,11 @@ class Block {
  public:
   Block(const Launch& launch, int block, std::vector<Fiber>& fibers,
         const std::function<void()>& body)
-      : launch_(launch), block_(block), fibers_(fibers), body_(body), shared_(launch.shared_bytes) {}
+      : launch_(launch),
+        block_(block),
+        fibers_(fibers),
+        body_(body),
+        shared_(launch.shared_bytes) {}
 
   void run() {
     running_ = this;

@@ -19,24 +19,22 @@ inline const Operands* meet_warp(const char* instruction, const Operands& mine) 
 
 inline void meet_block() { Block::running().leave(State::AT_BLOCK, "sync_block"); }
 
-inline bool is_multiple(const void* address, int bytes) {
-  return reinterpret_cast<std::uintptr_t>(address) % bytes == 0;
-}
-
 inline void check_shared(const char* instruction, const void* address, int bytes) {
   const GuardedMemory& shared = Block::running().shared();
   const i64 offset = static_cast<const u8*>(address) - shared.begin();
-  if (offset < 0 || offset + bytes > shared.end() - shared.begin() || !is_multiple(address, bytes)) {
+  const i64 size = shared.end() - shared.begin();
+  if (offset < 0 || offset + bytes > size || offset % bytes) {
     Block::running().fail(std::string(instruction) + " of " + std::to_string(bytes) +
                           " bytes at byte " + std::to_string(offset) + " of " +
-                          std::to_string(shared.end() - shared.begin()) + " of shared memory");
+                          std::to_string(size) + " of shared memory");
   }
 }
 
 inline void copy(void* shared, const void* global, int bytes, bool live) {
   Fiber& fiber = Block::running().current();
-  if (live && !is_multiple(global, bytes)) {
-    Block::running().fail("a copy of " + std::to_string(bytes) + " bytes from an odd address");
+  if (live && reinterpret_cast<std::uintptr_t>(global) % bytes) {
+    Block::running().fail("a copy of " + std::to_string(bytes) +
+                          " bytes begins between their multiples");
   }
   const Copy copy{static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, fiber.groups,
                   live};
@@ -59,7 +57,8 @@ inline void wait_copies(int left) {
   fiber.copies.erase(fiber.copies.begin(), open);
 }
 
-// An argument as the caller has it; kind: 'p' pointer, 'i' integer, 'f' floating, 's' structure.
+// An argument as the caller has it; kind: 'p' pointer, 'i' integer, 'f' floating, 's' structure;
+// 0 bytes: of 8, of which a shorter parameter takes the low ones.
 struct Argument {
   const void* value;
   int bytes;
@@ -83,7 +82,8 @@ void run(void (*kernel)(Parameters...), const Launch& launch, const Argument* ar
   }
   const Argument wanted[] = {{nullptr, sizeof(Parameters), kind_of<Parameters>()}..., {}};
   for (int i = 0; i < count; i++) {
-    if (arguments[i].bytes != wanted[i].bytes || arguments[i].kind != wanted[i].kind) {
+    const bool fits = arguments[i].bytes == 0 || arguments[i].bytes == wanted[i].bytes;
+    if (!fits || arguments[i].kind != wanted[i].kind) {
       const auto said = [](const Argument& one) {
         return std::string(1, one.kind) + std::to_string(8 * one.bytes);
       };

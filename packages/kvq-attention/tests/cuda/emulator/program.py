@@ -37,7 +37,16 @@ FLAGS = (
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-Argument = np.ndarray | torch.Tensor | ctypes._SimpleCData | ctypes.Structure
+Argument = (
+    torch.Tensor
+    | np.ndarray
+    | np.generic
+    | ctypes._SimpleCData
+    | ctypes.Structure
+    | int
+    | float
+    | None
+)
 
 
 class EmulationError(Exception):
@@ -65,35 +74,61 @@ class Program:
         self,
         kernel: str,
         *,
-        grid: int,
+        grid: int | tuple[int, ...],
         threads: int,
         args: Sequence[Argument],
         shared_bytes: int = 0,
         late: bool = False,
         backward: bool = False,
     ) -> None:
-        """Run all blocks of a kernel, one after another.
+        """Run all blocks of a kernel, one after another; raises EmulationError.
 
-        args: CPU tensors and arrays, whose address is passed, and ctypes values, of the parameters'
-        own types. late: asynchronous copies arrive only when they are waited for. backward: the last
-        warp and lane run first. Raises EmulationError.
+        args: CPU tensors, arrays and None for pointers, int for integers of 32 or 64 bits, float
+        for float, NumPy scalars and ctypes values for what they are. late: asynchronous copies
+        arrive only when they are waited for. backward: the last warp and lane run first.
         """
+        blocks, *more = (grid,) if isinstance(grid, int) else grid
+        if more.count(1) != len(more):
+            raise ValueError(f"grid is {grid}; kernels know no blocks but those along x")
         if threads % 32 or not 0 < threads <= 1024:
             raise ValueError(f"threads is {threads}; a block has 32, 64, … 1024")
         values = [_value(arg) for arg in args]
-        kinds = [_kind(value) for value in values]
-        arguments = (_Argument * len(values))(
-            *(
-                _Argument(ctypes.addressof(value), ctypes.sizeof(value), kind)
-                for value, kind in zip(values, kinds, strict=True)
-            )
-        )
+        given = zip(args, values, strict=True)
+        arguments = (_Argument * len(values))(*(_argument(arg, value) for arg, value in given))
         run = getattr(self.library, f"emulate_{kernel}")
         run.restype = ctypes.c_char_p
-        shape = _Launch(grid, threads, shared_bytes, late, backward)
+        shape = _Launch(blocks, threads, shared_bytes, late, backward)
         failure = run(ctypes.byref(shape), arguments, len(values))
         if failure is not None:
             raise EmulationError(f"{kernel}: {failure.decode()}")
+
+    def function(self, kernel: str, *, late: bool = False, backward: bool = False) -> Function:
+        """A kernel, to be launched as one on a GPU is."""
+        return Function(self, kernel, late, backward)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel with the `launch` of kvq_attention.cuda.module.Function."""
+
+    program: Program
+    name: str
+    late: bool = False
+    backward: bool = False
+
+    def launch(
+        self, grid: tuple[int, ...], threads: int, shared_bytes: int, args: Sequence[Argument]
+    ) -> None:
+        """Run all blocks, one after another."""
+        self.program.launch(
+            self.name,
+            grid=grid,
+            threads=threads,
+            shared_bytes=shared_bytes,
+            args=args,
+            late=self.late,
+            backward=self.backward,
+        )
 
 
 def build(
@@ -149,21 +184,39 @@ def _folder() -> Path:
     return folder
 
 
-def _value(arg: Argument) -> ctypes._SimpleCData | ctypes.Structure:
+def _value(arg: Argument) -> ctypes._SimpleCData | ctypes.Structure | ctypes.Array:
+    """Memory that holds what the kernel is given."""
     if isinstance(arg, np.ndarray):
+        if not arg.flags.c_contiguous:
+            raise ValueError(
+                "an array is not contiguous; a kernel that takes strides takes a tensor"
+            )
         return ctypes.c_void_p(arg.ctypes.data)
     if isinstance(arg, torch.Tensor):
         if arg.device.type != "cpu":
             raise TypeError(f"a tensor is on {arg.device}; the emulator runs on CPU tensors")
         return ctypes.c_void_p(arg.data_ptr())
+    if isinstance(arg, np.generic):
+        return (ctypes.c_char * arg.nbytes).from_buffer_copy(arg.tobytes())
     if isinstance(arg, ctypes._SimpleCData | ctypes.Structure):
         return arg
-    raise TypeError(f"an argument is a {type(arg).__name__}; pass a tensor, an array or ctypes")
+    if isinstance(arg, int):
+        return ctypes.c_int64(arg)  # the low half comes first
+    if isinstance(arg, float):
+        return ctypes.c_float(arg)
+    if arg is None:
+        return ctypes.c_void_p(None)
+    raise TypeError(f"an argument is a {type(arg).__name__}; pass a tensor, an array or a number")
 
 
-def _kind(value: ctypes._SimpleCData | ctypes.Structure) -> bytes:
-    if isinstance(value, ctypes.Structure):
-        return b"s"
+def _argument(arg: Argument, value: ctypes._SimpleCData | ctypes.Structure) -> _Argument:
     if isinstance(value, ctypes.c_void_p):
-        return b"p"
-    return b"f" if isinstance(value, ctypes.c_float | ctypes.c_double) else b"i"
+        kind = b"p"
+    elif isinstance(value, ctypes.Structure):
+        kind = b"s"
+    elif isinstance(arg, np.floating) or isinstance(value, ctypes.c_float | ctypes.c_double):
+        kind = b"f"
+    else:
+        kind = b"i"
+    size = 0 if type(arg) is int else ctypes.sizeof(value)
+    return _Argument(ctypes.addressof(value), size, kind)
