@@ -1,0 +1,169 @@
+"""Headers of formats unpack every unit, in either place of a word, as the oracle decodes it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvq_codecs
+from kvq_attention.cuda import formats
+from kvq_attention.cuda.compile import compile, resources, source
+from kvq_codecs import Encoded
+from kvq_codecs.bits import unpack
+from kvq_codecs.formats import iso3, iso4
+
+from .emulator.program import Program, build, needs_compiler
+
+ARCHS = (80, 86, 89, 90, 100, 120)
+UNITS = np.arange(1 << 16, dtype=np.uint32)
+DIM = 128
+BY_ARCH = ("fp8", "fp8_e4m3")  # unpacked by other instructions before sm_89
+HAVE_E4M3 = ("fp8", "fp8_e4m3", "nvfp4")
+KERNELS = ("facts", "unpacked")
+TEXT = """
+extern "C" GLOBAL void facts(float* out) {
+  out[0] = F::SPLIT;
+  out[1] = F::SECOND;
+  out[2] = F::BLOCK;
+  out[3] = F::SCALE_BYTES;
+  out[4] = F::ROTATED;
+  out[5] = F::BF16;
+  out[6] = F::FACTOR;
+}
+
+template <class Format>
+DEVICE u32 second_of(u32 bytes) {
+  if constexpr (Format::SECOND > 1) return Format::widen(bytes);
+  return bytes;
+}
+
+extern "C" GLOBAL void unpacked(u32* out, const u32* words, const u32* seconds, int count) {
+  for (int i = 32 * block() + lane(); i < count; i += 32 * blocks()) {
+    u32 values[F::SPLIT];
+    F::unpack(words[i], second_of<F>(seconds[i]), values);
+#pragma unroll
+    for (int j = 0; j < F::SPLIT; j++) out[F::SPLIT * i + j] = values[j];
+  }
+}
+"""
+
+each_codec = pytest.mark.parametrize("codec", formats.TYPES)
+
+
+def text(codec: str) -> str:
+    format = formats.get(codec)
+    return f'#include "primitives.cuh"\n#include "{format.header}"\nusing F = {format.type};{TEXT}'
+
+
+@functools.cache
+def program(codec: str, arch: int) -> Program:
+    return build(text(codec), KERNELS, arch=arch)
+
+
+def facts(codec: str, arch: int = 90) -> list[float]:
+    out = np.full(7, np.nan, np.float32)
+    program(codec, arch).launch("facts", grid=1, threads=32, args=[out])
+    return list(map(float, out))
+
+
+@needs_compiler
+@each_codec
+def test_headers_say_what_specs_say(codec: str) -> None:
+    spec, format = kvq_codecs.get(codec).spec, formats.get(codec)
+    split, second, block, scale_bytes, rotated, bf16, _ = facts(codec)
+    assert [name for name in format.planes if name] == [plane.name for plane in spec.planes]
+    codes = spec.plane(format.codes)
+    assert split * codes.row_bytes(DIM) == 2 * DIM
+    if format.second is None:
+        assert second == 0
+    else:
+        assert spec.plane(format.second).row_bytes(DIM) * split * second == DIM
+    if format.scale is None:
+        assert (block, scale_bytes) == (-1, 0)
+    else:
+        scale = spec.plane(format.scale)
+        assert block == (scale.span or 0)
+        assert scale_bytes == scale.row_bytes(DIM) / scale.row_items(DIM)
+    assert bool(rotated) == codec.startswith("iso")
+    assert bool(bf16) == (codec == "bf16")
+
+
+def cases(codec: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Units and second bytes [n], in parts: every unit with every byte that its values depend on."""
+    if formats.get(codec).second is None:
+        yield UNITS, np.zeros_like(UNITS)
+        return
+    for first in range(0, 256, 16):
+        seconds = np.arange(first, first + 16, dtype=np.uint32)
+        yield np.tile(UNITS, 16), np.repeat(seconds, UNITS.size)
+
+
+def expected(codec: str, units: np.ndarray, seconds: np.ndarray, factor: float) -> np.ndarray:
+    """Bits of what units hold by the oracle, under scales of 1: [n, SPLIT]."""
+    spec, format = kvq_codecs.get(codec).spec, formats.get(codec)
+    split, second, *_ = map(int, facts(codec))
+    if split == 1:
+        return units.astype(np.uint16)[:, None]
+    planes: dict[str, Any] = {}
+    for plane in spec.planes:
+        shape = units.size * split // DIM, plane.row_items(DIM)
+        if plane.name == format.codes:
+            items = units.astype("<u2").view(np.uint8)
+        elif plane.name == format.second:
+            items = seconds[::second].astype(np.uint8)
+        else:
+            items = np.ones(shape, plane.dtype)
+        planes[plane.name] = items.reshape(shape)
+    if codec == "iso3":  # before groups are turned back
+        indices = unpack(np, planes["low"], 2) | unpack(np, planes["high"], 1) << 2
+        values = iso3.CENTROIDS[indices]
+    elif codec == "iso4":
+        values = iso4.CENTROIDS[unpack(np, planes["codes"], 4)]
+    else:
+        values = kvq_codecs.get(codec).decode(Encoded(spec, DIM, planes)) / np.float32(factor)
+        np.testing.assert_array_equal(values, values.astype(np.float16))
+    return values.astype(np.float16).view(np.uint16).reshape(-1, split)
+
+
+def unpacked(codec: str, arch: int, words: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Bits of what the low and the high unit of words hold, [2, n, SPLIT]."""
+    out = np.zeros((words.size, int(facts(codec)[0])), np.uint32)
+    args = [out, words, seconds, words.size]
+    program(codec, arch).launch("unpacked", grid=1, threads=32, args=args)
+    return np.stack([out & 0xFFFF, out >> 16]).astype(np.uint16)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("codec", "arch"), [(c, 90) for c in formats.TYPES] + [(c, 80) for c in BY_ARCH]
+)
+def test_every_unit_reads_as_the_oracle_does(codec: str, arch: int) -> None:
+    """All units lie in both places of words, the other place holding any other."""
+    factor = facts(codec, arch)[6]
+    for units, seconds in cases(codec):
+        other = np.random.default_rng(int(seconds[0])).permutation(units.size)
+        words, pairs = units | units[other] << 16, seconds | seconds[other] << 16
+        low, high = unpacked(codec, arch, words, pairs)
+        wanted = expected(codec, units, seconds, factor)
+        if codec in HAVE_E4M3:  # codes of NaN, which no encoder writes, may read as 480
+            nan = (wanted & 0x7FFF) > 0x7C00
+            for found, want, is_nan in ((low, wanted, nan), (high, wanted[other], nan[other])):
+                read = found[is_nan].view(np.float16).astype(np.float32) * factor
+                assert np.all(np.isnan(read) | (np.abs(read) % 240 == 0))
+                found[is_nan] = want[is_nan]
+        np.testing.assert_array_equal(low, wanted)
+        np.testing.assert_array_equal(high, wanted[other])
+
+
+@each_codec
+@pytest.mark.parametrize("arch", ARCHS)
+def test_headers_compile(codec: str, arch: int) -> None:
+    format = formats.get(codec)
+    whole = f"{source(format.header, {})}using F = {format.type};{TEXT}"
+    found = resources(compile(whole, arch))
+    assert found.keys() == set(KERNELS)
+    assert not [kernel for kernel in found.values() if kernel.stack_bytes]
