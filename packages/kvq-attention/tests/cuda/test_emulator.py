@@ -28,9 +28,7 @@ DEVICE u32* numbers() { return reinterpret_cast<u32*>(shared_memory()); }
 
 KERNEL(nothing) {}
 
-KERNEL(some_lanes) {
-  if (lane() < 7) shuffle(1, 0);
-}
+KERNEL(some_lanes) { if (lane() < 7) shuffle(1, 0); }
 
 KERNEL(two_instructions) {
   if (lane() % 2) {
@@ -40,9 +38,7 @@ KERNEL(two_instructions) {
   }
 }
 
-KERNEL(some_warps) {
-  if (warp() == 1) sync_block();
-}
+KERNEL(some_warps) { if (warp() == 1) sync_block(); }
 
 KERNEL(barriers_mixed) {
   if (lane() < 16) {
@@ -62,9 +58,11 @@ KERNEL(hand_over, u32* out, int barrier, int distance) {
   out[thread()] = numbers()[(thread() + distance) % 64];
 }
 
-// Two copies, each a group unless the second stays open; all but the latest `left` are awaited.
+// Two copies over older numbers, each a group unless the second stays open; all but the latest
+// `left` are awaited.
 KERNEL(copy_two, u32* first, u32* second, const u8* from, int left, bool open) {
   u8* row = shared_memory() + 16 * thread();
+  numbers()[4 * thread()] = numbers()[4 * thread() + 256] = 1;
   copy_async(row, from + 16 * thread(), true);
   copies_commit();
   copy_async(row + 1024, from, thread() % 2);
