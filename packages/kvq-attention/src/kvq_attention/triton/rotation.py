@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
 import triton
 import triton.language as tl
 
 from kvq_codecs.rotation import QUATERNIONS
 
 GROUPS = tl.constexpr(len(QUATERNIONS))
-
-
-@cache
-def quaternions(device: torch.device) -> torch.Tensor:
-    """(w, x, y, z) of the groups of a block, float32 [32, 4], on a device."""
-    return torch.from_numpy(QUATERNIONS.copy()).to(device)
 
 
 @triton.jit

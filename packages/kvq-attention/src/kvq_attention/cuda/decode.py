@@ -1,0 +1,195 @@
+"""Decode: attention over the cache alone, in two launches, partial results and their merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+import kvq_codecs
+from kvq_attention import launches
+from kvq_attention.batch import Batch
+from kvq_attention.cuda import arguments, formats, items, shapes
+from kvq_attention.cuda.compile import source
+from kvq_attention.cuda.module import Function, function
+from kvq_attention.errors import UnsupportedError
+from kvq_attention.rotation import quaternions
+from kvq_attention.scoring import Scoring
+from kvq_codecs import Encoded
+
+LOG2_E = 1.4426950408889634
+# The last position that the kernels' int32 tells from others; a longer window is none at all.
+WIDEST = 2**31 - 1
+NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+def decode(
+    q: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    batch: Batch,
+    tier: str,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Attend over the cache alone: see `kvq_attention.ops.decode`."""
+    return launch(q, k_cache, v_cache, batch, tier, scoring, None)
+
+
+def launch(
+    q: torch.Tensor,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    batch: Batch,
+    tier: str,
+    scoring: Scoring,
+    shape: shapes.Shape | None,
+) -> torch.Tensor:
+    """Decode with a launch shape of one's own; None = the picked one."""
+    num_tokens, q_heads, dim = q.shape
+    num_pages, kv_heads, page_tokens = k_cache.lead
+    out = q.new_empty(num_tokens, q_heads, v_cache.dim)
+    if out.numel() == 0:
+        return out
+    check(q, k_cache, v_cache)
+    group = q_heads // kv_heads
+    # A guess of query rows a request; another would give the same bits.
+    likely = -(-num_tokens // max(batch.num_requests, 1)) * group
+    k, v = k_cache.spec.name, v_cache.spec.name
+    shape = shape or picked(k, v, dim, likely, q.device)
+    kernels = load(k, v, dim, q.dtype, shape, q.device)
+    q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
+    sinks = scoring.sinks
+    if sinks is not None:
+        sinks = sinks.resolve_neg().to(torch.float32).contiguous()
+    table = batch.table(tier).page_table
+    table = table if table.stride(1) == 1 else table.contiguous()
+    offsets, lengths = batch.query_offsets.contiguous(), batch.seq_lens.contiguous()
+    rows = shape.rows
+    reach = min(table.shape[1] * page_tokens, WIDEST)
+    window = 0 if scoring.window is None or scoring.window > WIDEST else scoring.window
+    chunks = items.most_chunks(reach, window or None, num_tokens)
+    groups = min(num_tokens * -(-group // rows), batch.num_requests + num_tokens * group // rows)
+    pieces = chunks * groups * kv_heads
+    alone = chunks == 1
+    partial = None if alone else q.new_empty(pieces, rows, dim, dtype=torch.float32)
+    partial_lse = None if alone else q.new_empty(pieces, rows, dtype=torch.float32)
+    given = arguments.Arguments(
+        k=arguments.cache(k_cache),
+        v=arguments.cache(v_cache),
+        q=q.data_ptr(),
+        q_token=q.stride(0),
+        q_head=q.stride(1),
+        out=out.data_ptr(),
+        out_token=out.stride(0),
+        out_head=out.stride(1),
+        query_offsets=offsets.data_ptr(),
+        seq_lens=lengths.data_ptr(),
+        page_table=table.data_ptr(),
+        table_row=table.stride(0),
+        turns=quaternions(q.device).data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(),
+        partial=None if partial is None else partial.data_ptr(),
+        partial_lse=None if partial_lse is None else partial_lse.data_ptr(),
+        num_pages=num_pages,
+        num_requests=batch.num_requests,
+        num_tokens=num_tokens,
+        kv_heads=kv_heads,
+        group=group,
+        page_shift=page_tokens.bit_length() - 1,
+        capacity=pieces,
+        reach=reach,
+        window=window,
+        score_scale=scoring.scale * (1.0 if scoring.softcap else LOG2_E),
+        softcap=scoring.softcap or 0.0,
+    )
+    launches.record("cuda", "decode")
+    grid = min(max(pieces, 1), kernels.resident)  # padding alone is blanked by a block, too
+    kernels.decode.launch((grid,), shape.threads, kernels.shared_bytes, (given,))
+    if not alone:
+        kernels.merge.launch((num_tokens * q_heads,), dim, 0, (given,))
+    return out
+
+
+def check(q: torch.Tensor, k_cache: Encoded, v_cache: Encoded) -> None:
+    """`UnsupportedError` for what the kernels are not made for and a model's facts do not tell."""
+    if q.dtype != torch.bfloat16 and "bf16" in (k_cache.spec.name, v_cache.spec.name):
+        raise UnsupportedError(
+            f"cuda multiplies bf16 rows with bf16 queries only, got {q.dtype}; triton takes them"
+        )
+    if k_cache.dim != v_cache.dim:
+        raise UnsupportedError(
+            f"cuda takes keys and values of one head_dim, got {k_cache.dim} and {v_cache.dim}; "
+            "triton takes both"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a call launches.
+
+    Attributes
+    ----------
+    decode, merge : the kernels
+    shared_bytes : that a block of decode takes
+    resident : blocks of decode that the device holds at once
+    """
+
+    decode: Function
+    merge: Function
+    shared_bytes: int
+    resident: int
+
+
+@cache
+def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.Shape:
+    """The launch shape for a device."""
+    found = torch.cuda.get_device_properties(device)
+    return shapes.pick(token_bytes(k, v, dim), dim, rows, found.shared_memory_per_multiprocessor)
+
+
+@cache
+def load(
+    k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape, device: torch.device
+) -> Kernels:
+    """The kernels for a device, compiled when they are first asked for."""
+    given = defines(k, v, dim, dtype, shape)
+    step = function(source("decode.cu", given), "decode", device)
+    join = function(source("merge.cu", merge_defines(dim, dtype, shape)), "merge", device)
+    shared_bytes = given["SET_SHARED_BYTES"]
+    held = step.resident_blocks(shape.threads, shared_bytes)
+    found = torch.cuda.get_device_properties(device)
+    return Kernels(step, join, shared_bytes, held * found.multi_processor_count)
+
+
+def token_bytes(k: str, v: str, dim: int) -> int:
+    """Bytes of one token's K and V, for one KV head."""
+    return sum(kvq_codecs.get(name).spec.row_bytes(dim) for name in (k, v))
+
+
+def defines(k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape) -> dict[str, Any]:
+    """What decode is compiled with."""
+    key, value = formats.get(k), formats.get(v)
+    return {
+        "SET_K": key.type,
+        "SET_V": value.type,
+        "K_HEADER": f'"{key.header}"',
+        "V_HEADER": f'"{value.header}"',
+        "SET_COLUMNS": shape.columns,
+        "SET_TILES": shape.tiles,
+        "SET_STAGES": shape.stages,
+        "SET_WARPS": shape.warps,
+        "SET_BLOCKS": shape.blocks,
+        "SET_SHARED_BYTES": shape.shared_bytes(token_bytes(k, v, dim), dim),
+        **_common(dim, dtype),
+    }
+
+
+def merge_defines(dim: int, dtype: torch.dtype, shape: shapes.Shape) -> dict[str, Any]:
+    """What the merge is compiled with."""
+    return {"SET_ROWS": shape.rows, **_common(dim, dtype)}
+
+
+def _common(dim: int, dtype: torch.dtype) -> dict[str, Any]:
+    return {"SET_DIM": dim, "NUMBER": NUMBERS[dtype], **items.constants()}

@@ -1,0 +1,38 @@
+"""How a request is cut into chunks: the sizes that the kernels are compiled with, and a bound."""
+
+from __future__ import annotations
+
+# Part of what decides a result's last bits: they hold for every launch.
+ALONE_TOKENS = 1024  # a request that sees no more is one chunk
+CHUNK_STEP = 128  # chunks are multiples of it: what a block's warps take in one turn
+FINEST = 64  # chunks that a sequence is cut into while they are between the two sizes below
+SMALLEST_CHUNK = 256
+LARGEST_CHUNK = 1024
+MOST_CHUNKS = 128  # of longer sequences chunks grow
+TILE = 16  # tokens of a tensor-core product
+
+
+def constants() -> dict[str, int]:
+    """What source/items.cuh wants to be defined."""
+    return {
+        "ALONE_TOKENS": ALONE_TOKENS,
+        "CHUNK_STEP": CHUNK_STEP,
+        "FINEST": FINEST,
+        "SMALLEST_CHUNK": SMALLEST_CHUNK,
+        "LARGEST_CHUNK": LARGEST_CHUNK,
+        "MOST_CHUNKS": MOST_CHUNKS,
+    }
+
+
+def most_chunks(reach: int, window: int | None, queries: int) -> int:
+    """Chunks that a request has at most, of `reach` tokens and up to `queries` queries.
+
+    A bound of what `cut` in source/items.cuh counts.
+    """
+    visible = reach
+    if window is not None:  # chunks begin up to a tile before the first visible position
+        visible = min(reach, window + queries + TILE)
+    if visible <= ALONE_TOKENS:
+        return 1
+    small = -(-min(visible, FINEST * SMALLEST_CHUNK) // SMALLEST_CHUNK)
+    return min(max(small, -(-visible // LARGEST_CHUNK)), MOST_CHUNKS)

@@ -1,0 +1,93 @@
+// Work items: how a batch is cut into pieces of a size that each request's own length decides.
+//
+// A request's visible positions are cut into chunks, its query rows (query token x head of a KV
+// head's group) into groups of up to ROWS. A piece is a chunk, a group and a KV head. Partial
+// results are merged in the order of chunks, so the bits that a request gets do not depend on its
+// company.
+#pragma once
+
+#include "arguments.cuh"
+#include "warp.cuh"
+
+constexpr int TILE = 16;  // tokens a tensor-core product takes
+
+DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+DEVICE int larger(int a, int b) { return a > b ? a : b; }
+DEVICE int divided_up(int a, int b) { return (a - 1) / b + 1; }  // of positive numbers
+
+struct Cut {
+  int first, size, count;  // where chunks begin, tokens a chunk, chunks
+};
+
+// A request's chunks; `most_chunks` in items.py bounds their number.
+DEVICE Cut cut(int queries, int length, int reach, int window) {
+  int first = 0;
+  if (window > 0) first = larger(length - queries - window + 1, 0) / TILE * TILE;
+  const int visible = larger(smaller(length, reach) - first, 1);
+  int size = ALONE_TOKENS;
+  if (visible > ALONE_TOKENS) {
+    size = divided_up(visible, FINEST * CHUNK_STEP) * CHUNK_STEP;
+    size = smaller(larger(size, SMALLEST_CHUNK), LARGEST_CHUNK);
+    size = larger(size, divided_up(visible, MOST_CHUNKS * CHUNK_STEP) * CHUNK_STEP);
+  }
+  return {first, size, queries > 0 ? divided_up(visible, size) : 0};
+}
+
+// One request of the batch and the pieces of a KV head that it is cut into.
+struct Request {
+  int start, queries, length, groups, pieces;
+  Cut chunks;
+};
+
+template <int ROWS>
+DEVICE Request request_at(const Arguments& a, int index) {
+  Request r;
+  r.start = a.query_offsets[index];
+  r.queries = a.query_offsets[index + 1] - r.start;
+  r.length = a.seq_lens[index];
+  r.chunks = cut(r.queries, r.length, a.reach, a.window);
+  r.groups = (r.queries * a.group + ROWS - 1) / ROWS;
+  r.pieces = r.chunks.count * r.groups;
+  return r;
+}
+
+// The sum over a warp's lanes.
+DEVICE int sum_lanes(int value) {
+  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+  return value;
+}
+
+// Pieces of one KV head, of all requests.
+template <int ROWS>
+DEVICE int count_pieces(const Arguments& a) {
+  int pieces = 0;
+  for (int i = lane(); i < a.num_requests; i += 32) pieces += request_at<ROWS>(a, i).pieces;
+  return sum_lanes(pieces);
+}
+
+// Where a walk over the pieces stands: a request and the pieces of those before it.
+template <int ROWS>
+struct Cursor {
+  int index, before;
+  Request request;
+
+  // To the request that a piece is of, from any earlier one; `piece` must exist.
+  DEVICE void advance(const Arguments& a, int piece) {
+    while (piece >= before + request.pieces) {
+      before += request.pieces;
+      request = request_at<ROWS>(a, ++index);
+    }
+  }
+};
+
+// The walk's beginning, 32 requests at a time.
+template <int ROWS>
+DEVICE Cursor<ROWS> find(const Arguments& a, int piece) {
+  int index = 0, before = 0;
+  for (; index + 32 < a.num_requests; index += 32) {
+    const int here = sum_lanes(request_at<ROWS>(a, index + lane()).pieces);
+    if (piece < before + here) break;
+    before += here;
+  }
+  return {index, before, request_at<ROWS>(a, index)};
+}

@@ -1,0 +1,94 @@
+// Scores of a tile: keys, unpacked in the registers of a product's operand, times queries.
+#pragma once
+
+#include "tile.cuh"
+
+// Queries as the second operand of products: [8 rows at a time][16 values at a time].
+template <int DIM, int TILES>
+using Queries = u32[TILES][DIM / 16][2];
+
+template <bool BF16, int COLUMNS, class Operand>
+DEVICE void multiply(float (&c)[COLUMNS][4], u32 a0, u32 a1, u32 a2, u32 a3, const Operand& b,
+                     int step) {
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) {
+    if (BF16) {
+      mma_bf16(c[n], a0, a1, a2, a3, b[n][step][0], b[n][step][1]);
+    } else {
+      mma(c[n], a0, a1, a2, a3, b[n][step][0], b[n][step][1]);
+    }
+  }
+}
+
+// What second_pair says of a key's word: units 8 * segment + 2p and the next of a row.
+template <class Format, int DIM>
+DEVICE u32 second_of_key(const u8* tile, int row, int segment) {
+  using L = Layout<Format, DIM>;
+  if constexpr (Format::SECOND == 0) return 0;
+  const u8* at = tile + L::SECOND_AT + row * L::SECOND;
+  const int unit = 8 * segment + 2 * (lane() % 4);
+  if constexpr (Format::SECOND == 1) {
+    const u32 both = *reinterpret_cast<const u16*>(at + unit);
+    return permute(both, 0, 0x4140);
+  } else {
+    const u8* byte = at + unit / larger(Format::SECOND, 1);
+    return second_pair<Format>(byte, byte);
+  }
+}
+
+// scores[n][i]: products of token l / 4 (i < 2) or l / 4 + 8 with rows 8n + 2 (l % 4) + i % 2 of
+// the queries, scaled by the tokens' scales.
+template <class Format, int DIM, int COLUMNS>
+DEVICE void score_tile(float (&scores)[COLUMNS][4], const u8* tile,
+                       const Queries<DIM, COLUMNS>& queries) {
+  using L = Layout<Format, DIM>;
+  constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
+  constexpr int SEGMENTS = L::SEGMENTS / PARTS;  // under one scale
+  const int group = lane() / 4;
+  const int row = lane() % 16, behind = lane() / 16;
+  Scales<Format, DIM> low_scales, high_scales;
+  if constexpr (L::SCALES > 0) {
+    low_scales.load(tile, group);
+    high_scales.load(tile, group + 8);
+  }
+  u32 r[4];
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    float sums[COLUMNS][4] = {};
+#pragma unroll
+    for (int i = 0; i < SEGMENTS; i++) {
+      const int segment = part * SEGMENTS + i;
+      if (segment % 2 == 0) {
+        load_matrices(r, tile + segment_at<L::SEGMENTS>(row, segment + behind));
+      }
+      if constexpr (Format::SPLIT == 1) {
+        if (segment % 2 == 0) {
+          multiply<Format::BF16>(sums, r[0], r[1], r[2], r[3], queries, segment / 2);
+        }
+      } else {
+        u32 low[Format::SPLIT], high[Format::SPLIT];
+        const int at = segment % 2 * 2;
+        Format::unpack(r[at], second_of_key<Format, DIM>(tile, group, segment), low);
+        Format::unpack(r[at + 1], second_of_key<Format, DIM>(tile, group + 8, segment), high);
+#pragma unroll
+        for (int j = 0; j < Format::SPLIT; j += 2) {
+          const int step = (segment * Format::SPLIT + j) / 2;
+          multiply<Format::BF16>(sums, low[j], high[j], low[j + 1], high[j + 1], queries, step);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float share = sums[n][i];
+        if constexpr (L::SCALES == 0) {
+          scores[n][i] = share;
+        } else {
+          const float scale = (i < 2 ? low_scales : high_scales).get(part);
+          scores[n][i] = part == 0 ? share * scale : scores[n][i] + share * scale;
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,129 @@
+// A tile, 16 tokens of one KV head, in shared memory: code rows, second code rows, scales.
+#pragma once
+
+#include "items.cuh"
+#include "warp.cuh"
+
+// Words that are loaded at once.
+template <int BYTES>
+struct alignas(BYTES) Words {
+  u32 word[BYTES / 4];
+};
+
+// Where a format's rows of DIM values lie within a tile.
+template <class Format, int DIM>
+struct Layout {
+  static constexpr int CODES = DIM * 2 / Format::SPLIT;  // bytes a row
+  static constexpr int SECOND = Format::SECOND ? DIM / Format::SPLIT / Format::SECOND : 0;
+  static constexpr int SCALES =
+      Format::BLOCK < 0 ? 0 : Format::BLOCK == 0 || Format::BLOCK > DIM ? 1 : DIM / Format::BLOCK;
+  static constexpr int SCALE = SCALES * Format::SCALE_BYTES;
+  static constexpr int SECOND_AT = TILE * CODES;
+  static constexpr int SCALE_AT = SECOND_AT + TILE * SECOND;
+  static constexpr int BYTES = SCALE_AT + TILE * SCALE;
+  static constexpr int SEGMENTS = CODES / 16;  // of 8 units a row
+  static_assert(SEGMENTS >= 2, "load_matrices takes two segments of a row");
+};
+
+// Offset of a row's segment: the same segment of 8 neighbouring rows lies in different banks.
+template <int SEGMENTS>
+DEVICE int segment_at(int row, int segment) {
+  if (SEGMENTS >= 8) return (row * SEGMENTS + (segment ^ (row & 7))) * 16;
+  if (SEGMENTS == 4) return (row * 4 + (segment ^ (row >> 1 & 3))) * 16;
+  return (row * 2 + (segment ^ (row >> 2 & 1))) * 16;
+}
+
+DEVICE const u8* rows_of(const Plane& plane, int page, int head, int token, int row_bytes) {
+  return plane.data + page * plane.page + head * plane.head + token * row_bytes;
+}
+
+// Begins to copy BYTES bytes, of which each lane takes 16 at a time.
+template <int BYTES>
+DEVICE void copy_run(u8* shared, const u8* rows, bool live) {
+#pragma unroll
+  for (int i = 0; i < BYTES; i += 512) {
+    const int at = i + lane() * 16;
+    if (BYTES - i >= 512 || at < BYTES) copy_async(shared + at, rows + at, live);
+  }
+}
+
+// Begins to copy a tile; where it is not live it becomes zeros and nothing is read.
+template <class Format, int DIM>
+DEVICE void copy_tile(u8* tile, const Cache& cache, int page, int head, int token, bool live) {
+  using L = Layout<Format, DIM>;
+  const u8* codes = rows_of(cache.codes, page, head, token, L::CODES);
+#pragma unroll
+  for (int i = 0; i < TILE * L::SEGMENTS; i += 32) {
+    const int at = i + lane();
+    const int to = segment_at<L::SEGMENTS>(at / L::SEGMENTS, at % L::SEGMENTS);
+    copy_async(tile + to, codes + at * 16, live);
+  }
+  if constexpr (L::SECOND > 0) {
+    const u8* second = rows_of(cache.second, page, head, token, L::SECOND);
+    copy_run<TILE * L::SECOND>(tile + L::SECOND_AT, second, live);
+  }
+  if constexpr (L::SCALE > 0) {
+    const u8* scale = rows_of(cache.scale, page, head, token, L::SCALE);
+    copy_run<TILE * L::SCALE>(tile + L::SCALE_AT, scale, live);
+  }
+}
+
+// Zeros a tile's rows outside [from, to): a weight of 0 does not outweigh a NaN.
+template <class Format, int DIM>
+DEVICE void blank_rows(u8* tile, int from, int to) {
+  using L = Layout<Format, DIM>;
+  const auto blank = [&](int at, int row_bytes) {
+    u16* half = reinterpret_cast<u16*>(tile + at);
+    for (int i = lane(); i < TILE * row_bytes / 2; i += 32) {
+      const int row = i / (row_bytes / 2);
+      if (row < from || row >= to) half[i] = 0;
+    }
+  };
+  blank(0, L::CODES);  // segments move within their row
+  if (L::SECOND > 0) blank(L::SECOND_AT, L::SECOND);
+  if (L::SCALE > 0) blank(L::SCALE_AT, L::SCALE);
+}
+
+// The scales of one row.
+template <class Format, int DIM>
+struct Scales {
+  static constexpr int COUNT = Layout<Format, DIM>::SCALES;
+  static constexpr int BYTES = Layout<Format, DIM>::SCALE;
+  u32 word[BYTES > 4 ? BYTES / 4 : 1];
+
+  DEVICE void load(const u8* tile, int row) {
+    const u8* at = tile + Layout<Format, DIM>::SCALE_AT + row * BYTES;
+    if constexpr (BYTES == 2) {
+      word[0] = *reinterpret_cast<const u16*>(at);
+    } else {
+      const Words<BYTES> all = *reinterpret_cast<const Words<BYTES>*>(at);
+#pragma unroll
+      for (int i = 0; i < BYTES / 4; i++) word[i] = all.word[i];
+    }
+  }
+
+  DEVICE float get(int block) const {
+    if (Format::SCALE_BYTES == 4) return as_float(word[block]);
+    return block % 2 ? high_half(word[block / 2]) : low_half(word[block / 2]);
+  }
+
+  // The largest.
+  DEVICE float top() const {
+    if constexpr (COUNT == 1) {
+      return get(0);
+    } else {
+      u32 most = word[0];
+#pragma unroll
+      for (int i = 1; i < BYTES / 4; i++) most = max_halves(most, word[i]);
+      return low_half(max_halves(most, permute(most, 0, 0x1032)));
+    }
+  }
+};
+
+// The two bytes of the second plane for the units of a word, at bits 0-7 and 16-23.
+template <class Format>
+DEVICE u32 second_pair(const u8* low, const u8* high) {
+  const u32 bytes = *low | u32(*high) << 16;
+  if constexpr (Format::SECOND > 1) return Format::widen(bytes);
+  return bytes;
+}

@@ -1,0 +1,89 @@
+// What a tile adds to the sums: values, unpacked in the registers of a product's operand, times
+// probabilities.
+#pragma once
+
+#include "tile.cuh"
+
+// Sums [8 rows at a time][16 values at a time]: what lane l holds, see value_index.
+template <int DIM, int COLUMNS>
+using Sums = float[COLUMNS][DIM / 16][4];
+
+// Which value of a row lane l's sum i of step `step` is: sums 0 and 1 are of rows 2 (l % 4) and the
+// next, so are 2 and 3.
+template <class Format>
+DEVICE int value_index(int step, int i) {
+  const int part = 2 * step + i / 2;
+  const int segment = part / Format::SPLIT, j = part % Format::SPLIT;
+  return Format::SPLIT * (8 * segment + lane() / 4) + j;
+}
+
+// What second_pair says of a value's word: unit 8 * segment + l / 4 of a row and of the next row.
+template <class Format, int DIM>
+DEVICE u32 second_of_value(const u8* tile, int row, int segment) {
+  using L = Layout<Format, DIM>;
+  if constexpr (Format::SECOND == 0) return 0;
+  const int unit = 8 * segment + lane() / 4;
+  const u8* at = tile + L::SECOND_AT + row * L::SECOND + unit / larger(Format::SECOND, 1);
+  return second_pair<Format>(at, at + L::SECOND);
+}
+
+// weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for
+// row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it already.
+template <class Format, int DIM, int COLUMNS>
+DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, const u32 (&weights)[COLUMNS][2]) {
+  using L = Layout<Format, DIM>;
+  constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
+  constexpr int SEGMENTS = L::SEGMENTS / PARTS;
+  const int row = lane() % 16, behind = lane() / 16, token = 2 * (lane() % 4);
+  Scales<Format, DIM> scales[4];
+  if constexpr (PARTS > 1) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) scales[i].load(tile, token + i % 2 + i / 2 * 8);
+  }
+  u32 r[4];
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+    u32 scaled[COLUMNS][2];
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        scaled[n][i] = weights[n][i];
+        if constexpr (PARTS > 1) {
+          const u32 pair = permute(scales[2 * i].word[part / 2], scales[2 * i + 1].word[part / 2],
+                                   part % 2 ? 0x7632 : 0x5410);
+          scaled[n][i] = mul_halves(weights[n][i], pair);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < SEGMENTS; i++) {
+      const int segment = part * SEGMENTS + i;
+      if (segment % 2 == 0) {
+        load_matrices_transposed(r, tile + segment_at<L::SEGMENTS>(row, segment + behind));
+      }
+      const auto add = [&](int step, u32 a0, u32 a1, u32 a2, u32 a3) {
+#pragma unroll
+        for (int n = 0; n < COLUMNS; n++) {
+          if (Format::BF16) {
+            mma_bf16(sums[n][step], a0, a1, a2, a3, scaled[n][0], scaled[n][1]);
+          } else {
+            mma(sums[n][step], a0, a1, a2, a3, scaled[n][0], scaled[n][1]);
+          }
+        }
+      };
+      if constexpr (Format::SPLIT == 1) {
+        if (segment % 2 == 0) add(segment / 2, r[0], r[2], r[1], r[3]);
+      } else {
+        u32 low[Format::SPLIT], high[Format::SPLIT];
+        const int at = segment % 2 * 2;
+        Format::unpack(r[at], second_of_value<Format, DIM>(tile, token, segment), low);
+        Format::unpack(r[at + 1], second_of_value<Format, DIM>(tile, token + 8, segment), high);
+#pragma unroll
+        for (int j = 0; j < Format::SPLIT; j += 2) {
+          add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);
+        }
+      }
+    }
+  }
+}

@@ -1,0 +1,42 @@
+"""The decode kernels on CPU tensors: their own text, compiled by g++ and run by the emulator."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from kvq_attention.cuda import decode, shapes
+
+from .emulator.program import SOURCE, build
+
+RESIDENT = 3  # blocks at once: few, so that each has several pieces
+
+
+@cache
+def load(
+    k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape, device: torch.device
+) -> decode.Kernels:
+    """What `decode.load` returns on a GPU."""
+    given = decode.defines(k, v, dim, dtype, shape)
+    step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given)
+    others = decode.merge_defines(dim, dtype, shape)
+    join = build((SOURCE / "merge.cu").read_text(), ["merge"], defines=others)
+    return decode.Kernels(
+        step.function("decode", late=True),
+        join.function("merge"),
+        given["SET_SHARED_BYTES"],
+        RESIDENT,
+    )
+
+
+def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.Shape:
+    """What `decode.picked` returns on an H200."""
+    return shapes.pick(decode.token_bytes(k, v, dim), dim, rows, 228 << 10)
+
+
+def emulate(patch: pytest.MonkeyPatch) -> None:
+    """Run decode's kernels on the CPU from here on."""
+    patch.setattr(decode, "load", load)
+    patch.setattr(decode, "picked", picked)
