@@ -15,7 +15,7 @@ from typing import Any
 
 import attention_page
 
-from kvq_attention import support
+from kvq_attention import claims
 from kvq_cli import config, plots
 from kvq_cli.commands import reference
 from kvq_codecs import pages, table
@@ -39,7 +39,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     for name, text in pages.pages().items():
         yield FORMATS / name, text
     yield ROOT / "docs" / "reference" / "cli.md", reference.markdown()
-    yield ROOT / "docs" / "reference" / "support.md", support.markdown()
+    yield ROOT / "docs" / "reference" / "support.md", claims.markdown()
     yield ROOT / "docs" / "reference" / "models.md", models_page()
     yield BENCHMARKS / "index.md", benchmarks_page()
     yield (

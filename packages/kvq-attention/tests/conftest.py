@@ -69,7 +69,8 @@ def _unproven(config: pytest.Config) -> list[str]:
         return []
     if not proofs.is_full_run(config.args, vars(config.option), TESTS, where):
         return []
-    return proofs.unproven(SUPPORT, config.stash[OUTCOMES])
+    devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return proofs.unproven(SUPPORT, config.stash[OUTCOMES], devices)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

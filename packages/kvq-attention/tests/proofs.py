@@ -23,12 +23,16 @@ def wrong_marker(rows: Iterable[Row], row_id: str, test: str) -> str | None:
     return None
 
 
-def unproven(rows: Iterable[Row], outcomes: Outcomes) -> list[str]:
-    """Rows whose test did not run and pass, each with what happened instead."""
-    missing = []
+def unproven(rows: Iterable[Row], outcomes: Outcomes, devices: Iterable[str]) -> list[str]:
+    """Rows whose test did not run and pass, each with what happened instead.
+
+    The test of a row that holds for none of the devices there are may be skipped.
+    """
+    missing, here = [], set(devices)
     for row in rows:
         seen = outcomes.get(row.id, set())
-        if "failed" in seen or "passed" not in seen:
+        elsewhere = row.devices is not None and here.isdisjoint(row.devices)
+        if "failed" in seen or ("passed" not in seen and not (elsewhere and "skipped" in seen)):
             happened = " and ".join(sorted(seen)) or "did not run"
             missing.append(f"{row.id}: {row.proof} {happened}")
     return missing

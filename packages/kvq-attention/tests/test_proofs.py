@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,25 @@ from . import proofs
 HERE = Path(__file__).parent
 ROWS = SUPPORT[:2]
 FIRST, SECOND = ROWS
+CPU = ("cpu",)
 
 
 def test_a_row_is_proven_when_its_test_passed_and_none_failed() -> None:
     passed, skipped = {"passed"}, {"skipped"}
-    assert proofs.unproven(ROWS, {FIRST.id: passed, SECOND.id: passed | skipped}) == []
-    (missing,) = proofs.unproven(ROWS, {FIRST.id: passed, SECOND.id: skipped})
+    assert proofs.unproven(ROWS, {FIRST.id: passed, SECOND.id: passed | skipped}, CPU) == []
+    (missing,) = proofs.unproven(ROWS, {FIRST.id: passed, SECOND.id: skipped}, CPU)
     assert missing == f"{SECOND.id}: {SECOND.proof} skipped"
-    (missing,) = proofs.unproven(ROWS, {FIRST.id: passed | {"failed"}, SECOND.id: passed})
+    (missing,) = proofs.unproven(ROWS, {FIRST.id: passed | {"failed"}, SECOND.id: passed}, CPU)
     assert missing == f"{FIRST.id}: {FIRST.proof} failed and passed"
-    assert proofs.unproven(ROWS, {}) == [f"{row.id}: {row.proof} did not run" for row in ROWS]
+    assert proofs.unproven(ROWS, {}, CPU) == [f"{row.id}: {row.proof} did not run" for row in ROWS]
+
+
+def test_a_row_of_devices_that_are_elsewhere_may_be_skipped_but_not_left_out() -> None:
+    rows = [replace(FIRST, devices=("cuda",))]
+    assert proofs.unproven(rows, {FIRST.id: {"skipped"}}, CPU) == []
+    assert len(proofs.unproven(rows, {FIRST.id: {"skipped"}}, ("cpu", "cuda"))) == 1
+    assert len(proofs.unproven(rows, {FIRST.id: {"skipped", "failed"}}, CPU)) == 1
+    assert len(proofs.unproven(rows, {}, CPU)) == 1
 
 
 def test_a_marker_names_a_row_that_names_its_test() -> None:

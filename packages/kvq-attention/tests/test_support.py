@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import kvq_codecs
-from kvq_attention import SUPPORT, UnsupportedError, launches, ops, support
+from kvq_attention import SUPPORT, UnsupportedError, claims, launches, ops, support
 from kvq_attention.needs import Need, Row
 
 from . import invented
@@ -288,10 +289,89 @@ def test_a_named_backend_is_refused_with_those_that_can(
     assert third == []
 
 
+def test_a_backend_may_be_asked_for_op_by_op(gpu: Any) -> None:
+    auto = dict.fromkeys(support.OPS, "auto")
+    assert support.asked("auto") == auto
+    assert support.asked("triton") == dict.fromkeys(support.OPS, "triton")
+    named = {"decode": "triton", "store": "reference"}
+    assert support.asked("decode=triton,store=reference") == {**auto, **named}
+    choice = support.choose("store=reference", **ON_GPU)
+    assert choice.by_op() == {"store": "reference", "decode": "triton", "extend": "reference"}
+    assert choice.passed_over == ("triton lacks extend",)
+    choice = support.choose("decode=triton,extend=reference,store=triton", **ASKED)
+    assert str(choice) == "triton for store and decode, reference for extend"
+    assert choice.passed_over == ()
+    with pytest.raises(UnsupportedError, match=r"^triton lacks extend; .*that can: reference$"):
+        support.choose("extend=triton", **ON_GPU)
+    with pytest.raises(UnsupportedError, match=r"'encode' is no operation; there are store, dec"):
+        support.choose("encode=triton", **ON_GPU)
+    for backend in ("decode=", "=triton", "decode=triton;store=triton", None):
+        with pytest.raises(UnsupportedError, match=r"there are "):
+            support.choose(backend, **ON_GPU)  # type: ignore[arg-type]
+
+
+def test_a_backend_of_some_ops_is_refused_with_how_to_ask_for_them(gpu: Any) -> None:
+    with pytest.raises(
+        UnsupportedError,
+        match=r"that can: reference; store=triton,decode=triton takes what it has$",
+    ):
+        support.choose("triton", **ASKED)
+
+
+def test_a_row_may_hold_for_so_many_query_heads_a_kv_head(
+    third: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [Row("decode", "third", "gqa", "test"), *support.SUPPORT]
+    few = tuple(replace(row, most_group=3) if row.backend == "third" else row for row in rows)
+    monkeypatch.setattr(support, "SUPPORT", few)
+    asked = {**ASKED, "features": ["gqa"]}
+    assert support.choose("decode=third", **asked, group=3).decode == "third"
+    reason = r"^third lacks decode for 4 query heads a KV head \(has at most 3\); .*reference$"
+    with pytest.raises(UnsupportedError, match=reason):
+        support.choose("decode=third", **asked, group=4)
+    scene = build(Geometry("q8_0", "q4_0", heads=4, kv_heads=1), stored_queries=True)
+    given = (scene.q, *scene.caches, scene.batch(), TIER)
+    with pytest.raises(UnsupportedError, match=reason):
+        ops.decode(*given, scale=1.0, backend="third")
+    ops.decode(scene.q[:, :3], *given[1:], scale=1.0, backend="third")
+    assert third == ["decode"]
+
+
+def test_auto_goes_on_where_a_backend_refuses_a_call(
+    third: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = build(Geometry("q8_0", "q4_0"), stored_queries=True)
+    given = (scene.q, *scene.caches, scene.batch(), TIER)
+    refused: list[Any] = []
+
+    def refusal(*args: Any) -> str | None:
+        refused.append(args)
+        return "a plane is not dense" if args[0].stride(-1) != 1 else None
+
+    third_backend = sys.modules["third_backend"]
+    monkeypatch.setattr(third_backend, "refusal", refusal, raising=False)
+    ops.decode(*given, scale=1.0)
+    assert third == ["decode"]
+    key = ("third", "decode", "a plane is not dense")
+    before = launches.passed_over().get(key, 0)
+    strided = torch.stack([scene.q, scene.q], dim=-1)[..., 0]
+    out = ops.decode(strided, *given[1:], scale=1.0)
+    assert torch.equal(out, ops.decode(*given, scale=1.0, backend="reference"))
+    assert launches.passed_over()[key] == before + 1
+    assert third == ["decode"]
+    assert refused[-1][:5] == (strided, *given[1:]) and refused[-1][5].scale == 1.0
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^third cannot decode this: a plane is not dense; backends that can: .*reference$",
+    ):
+        ops.decode(strided, *given[1:], scale=1.0, backend="third")
+    assert launches.passed_over()[key] == before + 1, "a name is not passed over"
+
+
 def test_the_page_shows_every_row() -> None:
-    page = support.markdown().splitlines()
+    page = claims.markdown().splitlines()
     assert sum(line.startswith(("| reference |", "| triton |")) for line in page) == len(SUPPORT)
-    every = "| every | as the codec allows | any | any |"
+    every = "| every | as the codec allows | any | any | any |"
     assert f"| reference | store | plain {every} `{SUPPORT[0].proof}` |" in page
     (line,) = (line for line in page if line.startswith("| triton | decode | sinks |"))
-    assert "| 64, 80, 96, 112, 128, 192, 256 | 16, 32, 64, 128 | cuda, cpu |" in line
+    assert "| 64, 80, 96, 112, 128, 192, 256 | 16, 32, 64, 128 | cuda, cpu | any |" in line

@@ -13,7 +13,11 @@ from kvq_cli.config import geometry
 from kvq_cli.models.loader import LoadedModel
 
 REASONS = [
-    ({}, 64, r"^triton lacks extend; backends that can: reference$"),
+    (
+        {},
+        64,
+        r"^triton lacks extend; backends that can: reference; store=triton,decode=triton t",
+    ),
     ({}, 32, r"triton lacks .*store and decode for head_dim 32 \(has 64, 80, 96, 112, 128, 192, 2"),
     ({"page_tokens": 1}, 64, r"store and decode for page_tokens 1 \(has 16, 32, 64, 128\)"),
     ({"page_tokens": 256}, 64, r"store and decode for page_tokens 256 .*that can: reference$"),
@@ -58,8 +62,25 @@ def test_p086_an_explicit_backend_is_refused_with_the_reason_before_weights_load
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are(saved, unloaded):
-    with pytest.raises(UnsupportedError, match=r"'cuda'; there are auto, triton, reference$"):
-        build_engine(saved(llama(), attention_backend="cuda"))
+    there_are = "there are auto, triton, reference$"
+    with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}"):
+        build_engine(saved(llama(), attention_backend="turbo"))
+    with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}"):
+        build_engine(saved(llama(), attention_backend="decode=turbo"))
+
+
+def test_each_operation_may_be_asked_for(saved, monkeypatch):
+    model = llama(head_dim=64)
+    monkeypatch.setattr(
+        compose,
+        "load",
+        lambda *_, **__: LoadedModel(model, Letters(), geometry(model.config.to_dict()), "tiny"),
+    )
+    if torch.cuda.is_available():
+        pytest.skip("Triton's interpreter is off where there is a GPU")
+    summary = build_engine(saved(model, attention_backend="decode=triton")).summary
+    chosen = {"store": "reference", "decode": "triton", "extend": "reference"}
+    assert summary.attention == chosen
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import kvq_codecs
-from kvq_attention import support
+from kvq_attention import claims
 
 ROOT = Path(__file__).parents[3]
 CODECS = ROOT / "packages" / "kvq-codecs"
@@ -16,7 +16,7 @@ PLACES = {
     "triton": (ATTENTION / "triton" / "formats", "{}.py"),
     "page": (ROOT / "docs" / "reference" / "formats", "{}.md"),
 }
-EXCUSED = {"triton": support.WITHOUT_TRITON}
+EXCUSED = {"triton": claims.WITHOUT_TRITON}
 NOT_CODECS = {"__init__", "index"}
 
 pytestmark = pytest.mark.skipif(

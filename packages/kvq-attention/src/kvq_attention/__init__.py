@@ -1,12 +1,13 @@
 """Attention that writes and reads quantized paged KV caches.
 
 `ops.store`, `ops.decode`, `ops.extend` and `ops.copy_pages` are the operations; `Batch` and
-`Table` say which requests a call serves and where their tokens lie; `support.SUPPORT` says what
+`Table` say which requests a call serves and where their tokens lie; `SUPPORT` says what
 works with what; `launches` counts what ran.
 """
 
 from kvq_attention import launches, ops, support
 from kvq_attention.batch import Batch, Request, Table
+from kvq_attention.claims import SUPPORT
 from kvq_attention.errors import (
     AttentionError,
     BatchError,
@@ -16,7 +17,6 @@ from kvq_attention.errors import (
     UnsupportedError,
 )
 from kvq_attention.scoring import Scoring
-from kvq_attention.support import SUPPORT
 
 __version__ = "0.1.0"
 

@@ -15,6 +15,7 @@ from kvq_attention import support
 
 _lock = threading.Lock()
 _counts: Counter[tuple[str, str]] = Counter()
+_passed_over: Counter[tuple[str, str, str]] = Counter()
 
 
 def record(backend: str, op: str) -> None:
@@ -30,6 +31,18 @@ def counts() -> dict[str, dict[str, int]]:
             backend: {op: _counts[backend, op] for op in support.OPS}
             for backend in support.BACKENDS
         }
+
+
+def pass_over(backend: str, op: str, reason: str) -> None:
+    """Count one call that `auto` took from a backend that refused it; from any thread."""
+    with _lock:
+        _passed_over[backend, op, reason] += 1
+
+
+def passed_over() -> dict[tuple[str, str, str], int]:
+    """Calls since the import that `auto` took elsewhere: (backend, op, its reason) → number."""
+    with _lock:
+        return dict(_passed_over)
 
 
 @contextmanager

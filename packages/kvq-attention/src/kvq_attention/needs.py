@@ -17,6 +17,7 @@ class Need:
     page_tokens : tokens a page
     device : torch device type
     features : "plain" and the optional parts in use
+    group : query heads a KV head, where there are queries
     """
 
     op: str
@@ -27,6 +28,7 @@ class Need:
     page_tokens: int
     device: str
     features: frozenset[str] = frozenset()
+    group: int = 1
 
     @property
     def all_features(self) -> list[str]:
@@ -51,6 +53,7 @@ class Row:
     head_dims : head_dims it holds for; None = any
     page_tokens : sizes of a page it holds for (tokens); None = any
     devices : torch device types it holds for; None = any whose tensors hold values
+    most_group : most query heads a KV head it holds for; None = any number
     """
 
     op: str
@@ -61,6 +64,7 @@ class Row:
     head_dims: tuple[int, ...] | None = None
     page_tokens: tuple[int, ...] | None = None
     devices: tuple[str, ...] | None = None
+    most_group: int | None = None
 
     @property
     def id(self) -> str:
@@ -81,4 +85,6 @@ class Row:
             for value in asked:
                 if allowed is not None and value not in allowed:
                     return f"{what} {value} (has {', '.join(map(str, allowed))})"
+        if self.most_group is not None and need.group > self.most_group:
+            return f"{need.group} query heads a KV head (has at most {self.most_group})"
         return None

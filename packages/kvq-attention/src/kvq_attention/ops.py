@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import torch
 
-from kvq_attention import support
+from kvq_attention import launches, support
 from kvq_attention.batch import Batch
 from kvq_attention.errors import BatchError, TensorError
 from kvq_attention.needs import Need
@@ -45,6 +45,9 @@ class Backend(Protocol):
         tier: str,
         scoring: Scoring,
     ) -> torch.Tensor: ...
+
+    # `refusal` beside it, if the module has one, takes the same arguments: why this very call
+    # cannot be decoded, for what no row of SUPPORT knows (strides, say); None if it can.
 
     def extend(
         self,
@@ -113,14 +116,22 @@ def decode(
     k_cache, v_cache : planes [P, Hkv, N, items]
     batch, tier : the requests, and which of the batch's tables addresses these caches
     scale, window, softcap, sinks : see `Scoring`
+    backend : a name is obeyed or refused; "auto" goes on to another where the preferred one
+        refuses this very call, which `launches.passed_over` counts with the reason
 
     Returns [T, Hq, Dv] in q's dtype; rows that see nothing give 0.
     """
     sizes = _caches(k_cache, v_cache)
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
-    features = scoring.features | _wide(q)
-    chosen = _backend("decode", backend, sizes, k_cache, v_cache, features)
-    return chosen.decode(q, k_cache, v_cache, batch, tier, scoring)
+    need = _need("decode", sizes, k_cache, v_cache, scoring.features | _wide(q))
+    name = support.pick(backend, [need])
+    refusal = getattr(_module(name), "refusal", None)
+    reason = refusal and refusal(q, k_cache, v_cache, batch, tier, scoring)
+    if reason is not None:
+        other = support.pick(backend, [need], refusing={name: reason})
+        launches.pass_over(name, "decode", reason)
+        name = other
+    return _module(name).decode(q, k_cache, v_cache, batch, tier, scoring)
 
 
 def extend(
@@ -228,12 +239,19 @@ def _backend(
     v_cache: Encoded,
     features: frozenset[str],
 ) -> Backend:
+    need = _need(op, sizes, k_cache, v_cache, features)
+    return _module(support.pick(backend, [need]))
+
+
+def _need(
+    op: str, sizes: Sizes, k_cache: Encoded, v_cache: Encoded, features: frozenset[str]
+) -> Need:
     device = sizes.one_device().type
-    if op != "store" and sizes["Hq"] != sizes["Hkv"]:
+    group = 1 if op == "store" else sizes["Hq"] // sizes["Hkv"]
+    if group != 1:
         features |= {"gqa"}
     specs = k_cache.spec.name, v_cache.spec.name
-    need = Need(op, *specs, sizes["D"], sizes["Dv"], sizes["N"], device, features)
-    return _module(support.pick(backend, [need]))
+    return Need(op, *specs, sizes["D"], sizes["Dv"], sizes["N"], device, features, group)
 
 
 def _copying(cache: Encoded, device: str) -> Need:

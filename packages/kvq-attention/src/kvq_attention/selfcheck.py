@@ -85,7 +85,7 @@ def run(
     ----------
     formats : codec names (of K, of V)
     device, dtype : where, and of what type the queries, keys and values are
-    backend : "auto" or a name; what a named one does not serve is not tried
+    backend : "auto", a name or OP=NAME,…; what a named one does not serve is not tried
 
     Raises `UnsupportedError`, with what the first format lacks, when nothing can be stored nor
     decoded.
@@ -99,11 +99,11 @@ def run(
 def _try(
     pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype, backend: str
 ) -> Outcome:
-    outcome = Outcome(*pair, MAX_ERROR[dtype])
+    outcome, asked = Outcome(*pair, MAX_ERROR[dtype]), support.asked(backend)
     for op in support.OPS:
         try:
-            asked = needs(op, pair, layer, device, dtype)
-            outcome.backends[op] = support.pick(backend, asked)
+            wanted = needs(op, pair, layer, device, dtype)
+            outcome.backends[op] = support.pick(asked[op], wanted)
         except (UnsupportedError, CodecError) as error:
             outcome.refused[op] = str(error)
     if not outcome.backends.keys() & {"store", "decode"}:  # to copy its pages alone says little
@@ -128,9 +128,10 @@ def needs(
     """What a call of the trial needs; pages of K and of V are copied each for itself."""
     for name in pair:
         kvq_codecs.get(name).spec.check(layer.head_dim)
-    features = {"gqa"} if op in ("decode", "extend") and layer.heads != layer.kv_heads else set()
+    group = layer.heads // layer.kv_heads if op in ("decode", "extend") else 1
+    features = {"gqa"} if group != 1 else set()
     if dtype == torch.float64 and op != "copy_pages":
         features.add("float64")
     sizes = layer.head_dim, layer.head_dim, layer.page_tokens
     pairs = [(name, name) for name in pair] if op == "copy_pages" else [pair]
-    return [Need(op, *codecs, *sizes, device, frozenset(features)) for codecs in pairs]
+    return [Need(op, *codecs, *sizes, device, frozenset(features), group) for codecs in pairs]

@@ -1,8 +1,8 @@
-"""What works with what. A row is one claim, and names the test that proves it.
+"""Which backend serves a call, or a model, and why another does not.
 
 A call needs, besides "plain", the features that it uses; a backend serves it when it can run on
-the call's device and each feature has a row that covers the call's codecs and sizes. Adding a
-backend is adding its module to BACKENDS and its rows to SUPPORT.
+the call's device and each feature has a row of SUPPORT that covers the call's codecs and sizes.
+Adding a backend is adding its module to BACKENDS and its rows to SUPPORT.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 import kvq_codecs
+from kvq_attention.claims import SUPPORT
 from kvq_attention.errors import UnsupportedError
-from kvq_attention.needs import Need, Row
-from kvq_codecs.registry import BUILT_IN
+from kvq_attention.needs import Need
 
 MODEL_OPS = ("store", "decode", "extend")
 OPS = (*MODEL_OPS, "copy_pages")
@@ -25,12 +25,6 @@ BACKENDS = {"triton": "kvq_attention.triton.backend", "reference": "kvq_attentio
 
 # Backend and device that must be asked for by name: Triton's interpreter is there for tests.
 NEVER_AUTO = {("triton", "cpu")}
-
-# Codecs that Triton has no kernels for, and why.
-WITHOUT_TRITON: dict[str, str] = {}
-TRITON_CODECS = tuple(name for name in BUILT_IN if name not in WITHOUT_TRITON)
-TRITON_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
-TRITON_PAGE_TOKENS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,70 +56,48 @@ class Choice:
         return ", ".join(f"{backend} for {_listed(served)}" for backend, served in ops.items())
 
 
-def _triton(op: str, feature: str, proof: str) -> Row:
-    return Row(
-        *(op, "triton", feature, proof),
-        codecs=TRITON_CODECS,
-        head_dims=TRITON_HEAD_DIMS,
-        page_tokens=TRITON_PAGE_TOKENS,
-        devices=("cuda", "cpu"),
-    )
+def asked(backend: str) -> dict[str, str]:
+    """Op → "auto" or a backend's name, from a name for all or OP=NAME,… with auto for the rest.
+
+    Raises `UnsupportedError` for what is no op or no backend.
+    """
+    given: object = backend
+    if not isinstance(given, str) or "=" not in backend:
+        return dict.fromkeys(OPS, _checked(backend))
+    by_op = dict.fromkeys(OPS, AUTO)
+    for part in backend.split(","):
+        op, _, name = part.partition("=")
+        if op not in OPS:
+            raise UnsupportedError(
+                f"attention backend {backend!r}: {op!r} is no operation; there are {_listed(OPS)}, "
+                "as in decode=triton"
+            )
+        by_op[op] = _checked(name)
+    return by_op
 
 
-SUPPORT: tuple[Row, ...] = (
-    Row("store", "reference", "plain", "test_store_writes_the_bytes_of_every_codec"),
-    Row("store", "reference", "mixed_codecs", "test_store_takes_two_codecs"),
-    Row("store", "reference", "value_dim", "test_store_takes_two_head_dims"),
-    Row("store", "reference", "float64", "test_p051_store_takes_every_float_dtype"),
-    Row("decode", "reference", "plain", "test_decode_attends_over_every_codec"),
-    Row("decode", "reference", "mixed_codecs", "test_decode_reads_two_codecs"),
-    Row("decode", "reference", "value_dim", "test_decode_reads_two_head_dims"),
-    Row("decode", "reference", "gqa", "test_decode_shares_kv_heads"),
-    Row("decode", "reference", "window", "test_decode_slides_a_window"),
-    Row("decode", "reference", "softcap", "test_decode_caps_scores"),
-    Row("decode", "reference", "sinks", "test_decode_joins_sinks"),
-    Row("decode", "reference", "float64", "test_p051_decode_takes_every_query_dtype"),
-    Row("extend", "reference", "plain", "test_extend_attends_over_every_codec"),
-    Row("extend", "reference", "mixed_codecs", "test_extend_reads_two_codecs"),
-    Row("extend", "reference", "value_dim", "test_extend_reads_two_head_dims"),
-    Row("extend", "reference", "gqa", "test_extend_shares_kv_heads"),
-    Row("extend", "reference", "window", "test_extend_slides_a_window"),
-    Row("extend", "reference", "softcap", "test_extend_caps_scores"),
-    Row("extend", "reference", "sinks", "test_extend_joins_sinks"),
-    Row("extend", "reference", "float64", "test_p051_extend_takes_every_dtype"),
-    Row("copy_pages", "reference", "plain", "test_copy_pages_copies_every_plane"),
-    _triton("store", "plain", "test_triton_stores_the_bytes_of_every_codec"),
-    _triton("store", "mixed_codecs", "test_triton_stores_two_codecs"),
-    _triton("store", "value_dim", "test_triton_stores_two_head_dims"),
-    _triton("decode", "plain", "test_triton_decodes_every_codec"),
-    _triton("decode", "mixed_codecs", "test_triton_decodes_two_codecs"),
-    _triton("decode", "value_dim", "test_triton_decodes_two_head_dims"),
-    _triton("decode", "gqa", "test_triton_decodes_shared_kv_heads"),
-    _triton("decode", "window", "test_triton_decodes_a_window"),
-    _triton("decode", "softcap", "test_triton_decodes_capped_scores"),
-    _triton("decode", "sinks", "test_triton_decodes_sinks"),
-    Row("copy_pages", "triton", "plain", "test_triton_copies_pages", devices=("cuda", "cpu")),
-)
-
-
-def pick(backend: str, needs: Iterable[Need]) -> str:
+def pick(backend: str, needs: Iterable[Need], *, refusing: Mapping[str, str] | None = None) -> str:
     """The backend that serves all of these calls, which are on one device.
 
     `backend` is "auto" or a name; a name is obeyed or refused: `UnsupportedError` says what is
-    missing and which backends would do.
+    missing and which backends would do. `refusing` has those that refuse these very calls, for
+    what no row knows, and why.
     """
-    if backend not in (AUTO, *BACKENDS):
-        raise UnsupportedError(
-            f"unknown attention backend {backend!r}; there are {', '.join((AUTO, *BACKENDS))}"
-        )
-    needs = list(needs)
+    _checked(backend)
+    needs, refusing = list(needs), refusing or {}
+
+    def refusal(name: str) -> str | None:
+        if name in refusing:
+            return f"{name} cannot {needs[0].op} this: {refusing[name]}"
+        return _refusal(name, needs)
+
     refused = []
     for name in _candidates(backend, needs):
-        refusal = _refusal(name, needs)
-        if refusal is None:
+        reason = refusal(name)
+        if reason is None:
             return name
-        refused.append(refusal)
-    able = [name for name in BACKENDS if _refusal(name, needs) is None]
+        refused.append(reason)
+    able = [name for name in BACKENDS if refusal(name) is None]
     raise UnsupportedError(f"{'; '.join(refused)}; backends that can: {', '.join(able) or 'none'}")
 
 
@@ -138,10 +110,11 @@ def choose(
     device: str,
     v_head_dim: int | None = None,
     features: Iterable[str] = (),
+    group: int = 1,
 ) -> Choice:
     """The backends whose store, decode and extend serve a model.
 
-    `auto` chooses for each op; a name serves all three or is refused.
+    `auto` chooses for each op; a name serves all three or is refused; OP=NAME,… names some.
 
     Parameters
     ----------
@@ -149,6 +122,7 @@ def choose(
     head_dim, v_head_dim : values a row of K and of V
     page_tokens : tokens a page
     device : torch device type
+    group : query heads a KV head
 
     Raises `UnsupportedError`, or what `kvq_codecs` raises for an unknown codec or a head_dim
     that a codec does not store.
@@ -162,23 +136,20 @@ def choose(
     storing = wanted & {row.feature for row in SUPPORT if row.op == "store"}
     needs = {
         op: [
-            Need(op, *pair, *dims, page_tokens, device, storing if op == "store" else wanted)
+            Need(op, *pair, *dims, page_tokens, device, storing if op == "store" else wanted, group)
             for pair in formats
         ]
         for op in MODEL_OPS
     }
-    every = [need for op in MODEL_OPS for need in needs[op]]
-    if backend == AUTO:
-        chosen = _auto(needs)
-        preferred = _candidates(AUTO, every)
-        better = preferred[: max(map(preferred.index, chosen.by_op().values()))]
-        refusals = [_refusal(name, every) for name in better]
-        return replace(chosen, passed_over=tuple(filter(None, refusals)))
-    try:
-        pick(backend, every)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{error}{_hint(backend, needs)}") from None
-    return Choice(backend, backend, backend)
+    by_op = asked(backend)
+    if backend in BACKENDS:
+        try:
+            pick(backend, [need for op in MODEL_OPS for need in needs[op]])
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{error}{_hint(backend, needs)}") from None
+    store, decode, extend = (pick(by_op[op], needs[op]) for op in MODEL_OPS)
+    chosen = Choice(store, decode, extend)
+    return replace(chosen, passed_over=_passed_over(by_op, needs, chosen.by_op()))
 
 
 def unavailable(backend: str, device: str) -> str | None:
@@ -193,32 +164,32 @@ def unavailable(backend: str, device: str) -> str | None:
     return reason
 
 
-def markdown() -> str:
-    """The table as a reference page."""
-    lines = [
-        "# What works with what",
-        "",
-        "A call needs `plain` and every feature it uses; each row is proven by the test it names.",
-        "",
-        "| backend | op | feature | codecs | head_dim | page tokens | devices | proven by |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in SUPPORT:
-        cells = [
-            *(row.backend, row.op, row.feature),
-            *(_cell(row.codecs, "every"), _cell(row.head_dims, "as the codec allows")),
-            *(_cell(row.page_tokens, "any"), _cell(row.devices, "any"), f"`{row.proof}`"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def _candidates(backend: str, needs: Iterable[Need]) -> list[str]:
     """The backends that may be picked, the preferred one first."""
     if backend != AUTO:
         return [backend]
     devices = {need.device for need in needs}
     return [name for name in BACKENDS if not any((name, d) in NEVER_AUTO for d in devices)]
+
+
+def _passed_over(
+    by_op: Mapping[str, str], needs: Mapping[str, list[Need]], chosen: Mapping[str, str]
+) -> tuple[str, ...]:
+    """What kept `auto`, where it was asked for, from backends that it prefers to the chosen."""
+    wanted: dict[str, list[Need]] = {}
+    for op in (op for op in MODEL_OPS if by_op[op] == AUTO):
+        preferred = _candidates(AUTO, needs[op])
+        for name in preferred[: preferred.index(chosen[op])]:
+            wanted.setdefault(name, []).extend(needs[op])
+    return tuple(filter(None, (_refusal(name, wanted[name]) for name in wanted)))
+
+
+def _checked(backend: str) -> str:
+    if backend not in (AUTO, *BACKENDS):
+        raise UnsupportedError(
+            f"unknown attention backend {backend!r}; there are {', '.join((AUTO, *BACKENDS))}"
+        )
+    return backend
 
 
 def _known(features: Iterable[str]) -> frozenset[str]:
@@ -264,25 +235,20 @@ def _gaps(backend: str, need: Need) -> list[str]:
     return list(gaps.values())
 
 
-def _auto(needs: Mapping[str, list[Need]]) -> Choice:
-    store, decode, extend = (pick(AUTO, needs[op]) for op in MODEL_OPS)
-    return Choice(store, decode, extend)
-
-
 def _hint(backend: str, needs: Mapping[str, list[Need]]) -> str:
-    """That `auto` would use a backend for some ops, which was refused for all of them."""
+    """How a backend that was refused for all ops is had for those that it serves."""
+    able = [op for op in MODEL_OPS if _refusal(backend, needs[op]) is None]
     try:
-        auto = _auto(needs)
+        store, decode, extend = (pick(AUTO, needs[op]) for op in MODEL_OPS)
     except UnsupportedError:
         return ""
-    return f"; auto takes {auto}" if backend in auto.by_op().values() else ""
+    auto = Choice(store, decode, extend)
+    if backend in auto.by_op().values():
+        return f"; auto takes {auto}"
+    return f"; {','.join(f'{op}={backend}' for op in able)} takes what it has" if able else ""
 
 
 def _listed(words: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     *others, last = words
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _cell(values: tuple[str, ...] | tuple[int, ...] | None, every: str) -> str:
-    return every if values is None else ", ".join(map(str, values))

@@ -186,6 +186,7 @@ def choose_cache(
         page_tokens=options.page_tokens,
         device=device.type,
         features=_features(shape),
+        group=shape.num_heads // shape.num_kv_heads,
     )
     return CacheChoice(str(formats), make_plan(shape, formats, options), backends)
 

@@ -43,7 +43,7 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     usual = DEFAULTS["cuda"]
-    backends = support.AUTO, *support.BACKENDS
+    backends = "|".join((support.AUTO, *support.BACKENDS, "OP=BACKEND,…"))
     # option → what its value is, and what it is for; defaults are those of a GPU
     lists = {
         "shape": ("HEADS/KV_HEADSxHEAD_DIM", "the layer", usual.shape),
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--device", choices=DEVICES, default="cuda", help="cpu: tiny shapes, to try the command")
-    add("--backend", metavar="|".join(backends), default=support.AUTO, help="what runs the ops")
+    add("--backend", metavar=backends, default=support.AUTO, help="what runs the ops")
     for name, (value, meaning, default) in lists.items():
         add(f"--{name}", metavar=value, help=f"{meaning} (default: {default})")
     for name, (value, meaning, count) in numbers.items():

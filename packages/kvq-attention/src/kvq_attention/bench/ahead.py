@@ -39,16 +39,16 @@ def run_once(plan: Plan, formats: Formats, page_tokens: int) -> None:
     """One store, one decode a case, one copy."""
     random = torch.Generator(plan.device).manual_seed(0)
     pool = empty_pool(formats, plan.shape, PAGES, page_tokens, plan.device)
-    fill(pool, plan.shape, plan.backend, random)
+    fill(pool, plan.shape, plan.backend_of("store"), random)
     for case in plan.cases:
         q = random_rows(case.batch, plan.shape, plan.shape.heads, random)
         ops.decode(
             *(q, pool.k, pool.v, _first_page_only(case, pool), TIER),
             scale=plan.shape.dim**-0.5,
-            backend=plan.backend,
+            backend=plan.backend_of("decode"),
         )
     sources, targets = torch.arange(PAGES, device=plan.device).view(2, -1)
-    ops.copy_pages((pool.k, pool.v), sources, targets, backend=plan.backend)
+    ops.copy_pages((pool.k, pool.v), sources, targets, backend=plan.backend_of("copy_pages"))
 
 
 def _first_page_only(case: Case, pool: Pool) -> Batch:

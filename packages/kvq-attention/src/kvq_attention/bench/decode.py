@@ -41,7 +41,7 @@ class _Steps:
         steps = batches(case, page_tokens, count, random)
         pages = sum(batch.table(TIER).page_table.numel() for batch in steps)
         pool = empty_pool(formats, plan.shape, pages, page_tokens, plan.device)
-        fill(pool, plan.shape, plan.backend, random)
+        fill(pool, plan.shape, plan.backend_of("store"), random)
         q = random_rows(case.batch, plan.shape, plan.shape.heads, random)
         return cls(plan, case, pool, steps, q)
 
@@ -75,7 +75,7 @@ def decode_row(
         return ops.decode(
             *(steps.q, steps.pool.k, steps.pool.v, steps.batches[index], TIER),
             scale=plan.shape.dim**-0.5,
-            backend=plan.backend,
+            backend=plan.backend_of("decode"),
         )
 
     backend, timing = run_and_time("decode", steps.calls(step), plan.device, plan.repeat)

@@ -39,8 +39,9 @@ def versions(device: str) -> dict[str, str]:
         "kvq-codecs": kvq_codecs.__version__,
         "torch": torch.__version__,
     }
-    with contextlib.suppress(PackageNotFoundError):
-        found["triton"] = version("triton")
+    for name in ("triton", "cupy-cuda12x", "cupy-cuda13x"):
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     if device == "cuda":
         found["cuda"] = str(torch.version.cuda or torch.version.hip)
         driver = _driver()

@@ -33,7 +33,8 @@ class Plan:
 
     Attributes
     ----------
-    device, backend : torch device type, and what the ops are told
+    device : torch device type
+    backend : "auto", a name or OP=NAME,…
     shape : heads and head_dim of every case
     formats : those of the cache; the first is `BASELINE`
     cases, page_tokens : decode, each case at each page size; the most important first
@@ -54,6 +55,10 @@ class Plan:
     repeat: int
     budget_seconds: float
     jobs: int
+
+    def backend_of(self, op: str) -> str:
+        """What an op is told: "auto" or a name."""
+        return support.asked(self.backend)[op]
 
     @property
     def command(self) -> str:
@@ -139,9 +144,7 @@ def plan(
             f"{torch.__version__} finds none here; --device cpu runs tiny shapes, which try the "
             "command and measure no kernel"
         )
-    if backend not in (support.AUTO, *support.BACKENDS):
-        names = ", ".join((support.AUTO, *support.BACKENDS))
-        raise UnsupportedError(f"unknown attention backend {backend!r}; there are {names}")
+    support.asked(backend)  # refuses what it does not know
     usual = DEFAULTS[device]
     layer = parse_shape(shape or usual.shape)
     few = 1 if quick else None
@@ -172,14 +175,19 @@ def _check_served(plan: Plan) -> None:
     """Refuse what would fail in every measurement, once and before the first."""
     shape = plan.shape
     layers = [Layer(shape.heads, shape.kv_heads, shape.dim, size) for size in plan.page_tokens]
-    needs = [
-        need
+    needs = {
+        op: [
+            need
+            for layer in layers
+            for pair in plan.formats
+            for need in selfcheck.needs(op, (pair.k, pair.v), layer, plan.device, torch.bfloat16)
+        ]
         for op in selfcheck.TRIED
-        for layer in layers
-        for formats in plan.formats
-        for need in selfcheck.needs(op, (formats.k, formats.v), layer, plan.device, torch.bfloat16)
-    ]
-    support.pick(plan.backend, needs)
+    }
+    if plan.backend in support.BACKENDS:
+        support.pick(plan.backend, [need for own in needs.values() for need in own])
+    for op, own in needs.items():
+        support.pick(plan.backend_of(op), own)
 
 
 def _formats(codecs: str | None, shape: Shape, quick: bool) -> tuple[Formats, ...]:

@@ -32,7 +32,7 @@ def store_row(plan: Plan, tokens: int, formats: Formats, ceilings: Ceilings) -> 
 
     def call(part: slice) -> Callable[[], None]:
         return lambda: ops.store(
-            k[part], v[part], pool.k, pool.v, slots[part], backend=plan.backend
+            k[part], v[part], pool.k, pool.v, slots[part], backend=plan.backend_of("store")
         )
 
     calls = [call(slice(start, start + tokens)) for start in range(0, count * tokens, tokens)]
@@ -55,13 +55,13 @@ def copy_row(plan: Plan, tokens: int, formats: Formats, ceilings: Ceilings) -> R
     call_bytes = 2 * pages * page_tokens * formats.token_bytes(shape)
     count = calls_for(call_bytes, plan.device, MAX_CALLS)
     pool = empty_pool(formats, shape, 2 * count * pages, page_tokens, plan.device)
-    fill(pool, shape, plan.backend, random)
+    fill(pool, shape, plan.backend_of("store"), random)
     order = torch.randperm(2 * count * pages, generator=random, device=plan.device)
     sources, targets = order.view(2, count, pages)
 
     def call(index: int) -> Callable[[], None]:
         return lambda: ops.copy_pages(
-            (pool.k, pool.v), sources[index], targets[index], backend=plan.backend
+            (pool.k, pool.v), sources[index], targets[index], backend=plan.backend_of("copy_pages")
         )
 
     backend, timing = run_and_time(

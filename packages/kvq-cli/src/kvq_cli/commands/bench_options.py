@@ -52,7 +52,8 @@ CopyTokens = Annotated[
     ),
 ]
 Backend = Annotated[
-    str, typer.Option(metavar="auto|reference|triton", help="What runs the operations.")
+    str,
+    typer.Option(metavar="auto|triton|reference|OP=BACKEND,…", help="What runs the operations."),
 ]
 Device = Annotated[
     str,
