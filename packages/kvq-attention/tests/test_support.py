@@ -64,11 +64,16 @@ def third(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
-    """Says whether triton runs: without a GPU its rows are looked up as if there were one."""
+    """Says whether triton runs: without a GPU its rows are looked up as if there were one.
+
+    CUDA's kernels run nowhere.
+    """
+    monkeypatch.setitem(sys.modules, "nowhere", module("nowhere", [], "no CuPy"))
 
     def with_triton(unavailable: str | None) -> None:
         monkeypatch.setitem(sys.modules, "stub", module("stub", [], unavailable))
-        monkeypatch.setattr(support, "BACKENDS", {**support.BACKENDS, "triton": "stub"})
+        modules = {**support.BACKENDS, "triton": "stub", "cuda": "nowhere"}
+        monkeypatch.setattr(support, "BACKENDS", modules)
 
     with_triton(None)
     return with_triton
@@ -201,7 +206,7 @@ def test_float64_is_the_references(gpu: Any) -> None:
 
 
 def test_what_no_row_covers_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedError, match=r"'turbo'; there are auto, triton, reference$"):
+    with pytest.raises(UnsupportedError, match=r"'turbo'; there are auto, cuda, triton, reference"):
         support.choose("turbo", **ASKED)
     with pytest.raises(UnsupportedError, match=r"unknown features \['alibi'\]; there are"):
         support.choose(**ASKED, features=["alibi"])
@@ -337,6 +342,24 @@ def test_a_row_may_hold_for_so_many_query_heads_a_kv_head(
     assert third == ["decode"]
 
 
+def test_cuda_decodes_only_and_is_asked_for_by_name(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"^cuda cannot run on cuda: no CuPy; .*: triton, r"):
+        support.choose("decode=cuda", **ON_GPU)
+    monkeypatch.setitem(sys.modules, "nowhere", module("nowhere", []))
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^cuda lacks store and extend; backends that can: reference; decode=cuda takes what",
+    ):
+        support.choose("cuda", **ON_GPU)
+    assert support.choose(**ON_GPU).decode == "triton"
+    choice = support.choose("decode=cuda", **ON_GPU, features=["gqa"], group=16)
+    assert str(choice) == "triton for store, cuda for decode, reference for extend"
+    with pytest.raises(UnsupportedError, match=r"^cuda lacks decode for 17 query heads a KV head"):
+        support.choose("decode=cuda", **ON_GPU, features=["gqa"], group=17)
+
+
 def test_auto_goes_on_where_a_backend_refuses_a_call(
     third: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,18 +383,23 @@ def test_auto_goes_on_where_a_backend_refuses_a_call(
     assert launches.passed_over()[key] == before + 1
     assert third == ["decode"]
     assert refused[-1][:5] == (strided, *given[1:]) and refused[-1][5].scale == 1.0
+    ops.decode(strided, *given[1:], scale=1.0, backend="third")  # a name is obeyed: it may refuse
+    assert third == ["decode"] * 2 and launches.passed_over()[key] == before + 1
+    monkeypatch.setattr(support, "BACKENDS", {"third": "third_backend"})
     with pytest.raises(
         UnsupportedError,
-        match=r"^third cannot decode this: a plane is not dense; backends that can: .*reference$",
+        match=r"^third cannot decode this: a plane is not dense; backends that can: none$",
     ):
-        ops.decode(strided, *given[1:], scale=1.0, backend="third")
-    assert launches.passed_over()[key] == before + 1, "a name is not passed over"
+        ops.decode(strided, *given[1:], scale=1.0)
 
 
 def test_the_page_shows_every_row() -> None:
     page = claims.markdown().splitlines()
-    assert sum(line.startswith(("| reference |", "| triton |")) for line in page) == len(SUPPORT)
+    named = ("| reference |", "| triton |", "| cuda |")
+    assert sum(line.startswith(named) for line in page) == len(SUPPORT)
     every = "| every | as the codec allows | any | any | any |"
     assert f"| reference | store | plain {every} `{SUPPORT[0].proof}` |" in page
+    (line,) = (line for line in page if line.startswith("| cuda | decode | sinks |"))
+    assert "| 64, 128, 256 | 16, 32, 64, 128 | cuda | ≤ 16 |" in line
     (line,) = (line for line in page if line.startswith("| triton | decode | sinks |"))
     assert "| 64, 80, 96, 112, 128, 192, 256 | 16, 32, 64, 128 | cuda, cpu | any |" in line

@@ -1,6 +1,7 @@
 """Which backend a model gets is told before its weights load, and never changed silently."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_p086_an_explicit_backend_is_refused_with_the_reason_before_weights_load
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are(saved, unloaded):
-    there_are = "there are auto, triton, reference$"
+    there_are = "there are auto, cuda, triton, reference$"
     with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}"):
         build_engine(saved(llama(), attention_backend="turbo"))
     with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}"):
@@ -81,6 +82,20 @@ def test_each_operation_may_be_asked_for(saved, monkeypatch):
     summary = build_engine(saved(model, attention_backend="decode=triton")).summary
     chosen = {"store": "reference", "decode": "triton", "extend": "reference"}
     assert summary.attention == chosen
+
+
+def test_cuda_decodes_no_more_than_sixteen_query_heads_a_kv_head(monkeypatch):
+    monkeypatch.setattr(support, "unavailable", lambda *_: None)
+    options = ServeOptions("tiny", attention_backend="decode=cuda")
+    shape = geometry(llama(head_dim=64).config.to_dict())
+
+    def chosen(heads):
+        shared = replace(shape, num_heads=heads, num_kv_heads=1)
+        return compose.choose_cache("q8_0", shared, options, torch.device("cuda")).backends
+
+    assert chosen(16).decode == "cuda"
+    with pytest.raises(UnsupportedError, match=r"cuda lacks decode for 17 query heads a KV head"):
+        chosen(17)
 
 
 @pytest.mark.parametrize(

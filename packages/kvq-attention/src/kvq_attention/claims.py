@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvq_attention.cuda import formats
 from kvq_attention.needs import Row
 from kvq_codecs.registry import BUILT_IN
 
@@ -11,6 +12,13 @@ TRITON_CODECS = tuple(name for name in BUILT_IN if name not in WITHOUT_TRITON)
 TRITON_HEAD_DIMS = (64, 80, 96, 112, 128, 192, 256)
 TRITON_PAGE_TOKENS = (16, 32, 64, 128)
 
+# Codecs that CUDA has no kernels for, and why.
+WITHOUT_CUDA = {"fp32": "its values do not fit in the halves that tensor cores multiply"}
+CUDA_CODECS = tuple(name for name in BUILT_IN if name in formats.TYPES)
+CUDA_HEAD_DIMS = (64, 128, 256)
+CUDA_PAGE_TOKENS = (16, 32, 64, 128)
+CUDA_MOST_GROUP = 16  # query rows of a tile; what has more is Triton's
+
 
 def _triton(op: str, feature: str, proof: str) -> Row:
     return Row(
@@ -19,6 +27,17 @@ def _triton(op: str, feature: str, proof: str) -> Row:
         head_dims=TRITON_HEAD_DIMS,
         page_tokens=TRITON_PAGE_TOKENS,
         devices=("cuda", "cpu"),
+    )
+
+
+def _cuda(feature: str, proof: str) -> Row:
+    return Row(
+        *("decode", "cuda", feature, proof),
+        codecs=CUDA_CODECS,
+        head_dims=CUDA_HEAD_DIMS,
+        page_tokens=CUDA_PAGE_TOKENS,
+        devices=("cuda",),
+        most_group=CUDA_MOST_GROUP,
     )
 
 
@@ -55,6 +74,12 @@ SUPPORT: tuple[Row, ...] = (
     _triton("decode", "softcap", "test_triton_decodes_capped_scores"),
     _triton("decode", "sinks", "test_triton_decodes_sinks"),
     Row("copy_pages", "triton", "plain", "test_triton_copies_pages", devices=("cuda", "cpu")),
+    _cuda("plain", "test_cuda_decodes_every_codec"),
+    _cuda("mixed_codecs", "test_cuda_decodes_two_codecs"),
+    _cuda("gqa", "test_cuda_decodes_shared_kv_heads"),
+    _cuda("window", "test_cuda_decodes_a_window"),
+    _cuda("softcap", "test_cuda_decodes_capped_scores"),
+    _cuda("sinks", "test_cuda_decodes_sinks"),
 )
 
 

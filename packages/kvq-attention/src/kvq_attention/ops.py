@@ -116,8 +116,8 @@ def decode(
     k_cache, v_cache : planes [P, Hkv, N, items]
     batch, tier : the requests, and which of the batch's tables addresses these caches
     scale, window, softcap, sinks : see `Scoring`
-    backend : a name is obeyed or refused; "auto" goes on to another where the preferred one
-        refuses this very call, which `launches.passed_over` counts with the reason
+    backend : a name is obeyed or refused, by its rows or by itself; "auto" goes on to another where
+        the preferred one refuses this very call, and `launches.passed_over` counts that
 
     Returns [T, Hq, Dv] in q's dtype; rows that see nothing give 0.
     """
@@ -125,7 +125,7 @@ def decode(
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
     need = _need("decode", sizes, k_cache, v_cache, scoring.features | _wide(q))
     name = support.pick(backend, [need])
-    refusal = getattr(_module(name), "refusal", None)
+    refusal = getattr(_module(name), "refusal", None) if backend == support.AUTO else None
     reason = refusal and refusal(q, k_cache, v_cache, batch, tier, scoring)
     if reason is not None:
         other = support.pick(backend, [need], refusing={name: reason})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 import kvq_codecs
+from kvq_attention import crossovers
 from kvq_attention.claims import SUPPORT
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.needs import Need
@@ -20,8 +21,13 @@ MODEL_OPS = ("store", "decode", "extend")
 OPS = (*MODEL_OPS, "copy_pages")
 AUTO = "auto"
 
-# Backend → module with the functions of OPS and `unavailable`; `auto` takes the first that serves.
-BACKENDS = {"triton": "kvq_attention.triton.backend", "reference": "kvq_attention.reference"}
+# Backend → module with the functions of OPS and `unavailable`. `auto` takes the first that serves,
+# and those of crossovers.MEASURED only where they were measured to be the fastest.
+BACKENDS = {
+    "cuda": "kvq_attention.cuda.backend",
+    "triton": "kvq_attention.triton.backend",
+    "reference": "kvq_attention.reference",
+}
 
 # Backend and device that must be asked for by name: Triton's interpreter is there for tests.
 NEVER_AUTO = {("triton", "cpu")}
@@ -35,16 +41,23 @@ class Choice:
     ----------
     store, decode, extend : the backend of each op
     passed_over : what kept `auto` from a backend that it would have preferred, in words
+    measured : ops whose backend `auto` took by measurement
     """
 
     store: str
     decode: str
     extend: str
     passed_over: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     def by_op(self) -> dict[str, str]:
         """Op → backend."""
         return {op: getattr(self, op) for op in MODEL_OPS}
+
+    def told(self, op: str) -> str:
+        """What to tell `ops`: the op's backend, or "auto" where a single call may go elsewhere."""
+        backend: str = getattr(self, op)
+        return AUTO if op in self.measured else backend
 
     def __str__(self) -> str:
         """In words: `reference`, or `triton for store and decode, reference for extend`."""
@@ -149,7 +162,15 @@ def choose(
             raise UnsupportedError(f"{error}{_hint(backend, needs)}") from None
     store, decode, extend = (pick(by_op[op], needs[op]) for op in MODEL_OPS)
     chosen = Choice(store, decode, extend)
-    return replace(chosen, passed_over=_passed_over(by_op, needs, chosen.by_op()))
+    return replace(
+        chosen,
+        passed_over=_passed_over(by_op, needs, chosen.by_op()),
+        measured=tuple(
+            op
+            for op, name in chosen.by_op().items()
+            if by_op[op] == AUTO and name in crossovers.MEASURED
+        ),
+    )
 
 
 def unavailable(backend: str, device: str) -> str | None:
@@ -169,7 +190,12 @@ def _candidates(backend: str, needs: Iterable[Need]) -> list[str]:
     if backend != AUTO:
         return [backend]
     devices = {need.device for need in needs}
-    return [name for name in BACKENDS if not any((name, d) in NEVER_AUTO for d in devices)]
+    return [
+        name
+        for name in BACKENDS
+        if not any((name, device) in NEVER_AUTO for device in devices)
+        and (name not in crossovers.MEASURED or crossovers.fastest(name, needs))
+    ]
 
 
 def _passed_over(

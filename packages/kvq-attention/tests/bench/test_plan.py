@@ -56,7 +56,7 @@ def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
     ("wrong", "said"),
     [
         ({"device": "tpu"}, "cuda, cpu"),
-        ({"backend": "fast"}, "auto, triton, reference"),
+        ({"backend": "fast"}, "auto, cuda, triton, reference"),
         ({"backend": "read=triton"}, "'read' is no operation; there are store, decode, extend"),
         ({"repeat": 0}, "^--repeat must be at least 1, got 0$"),
         ({"budget_seconds": float("nan")}, "^--budget-seconds must be above 0, got nan$"),

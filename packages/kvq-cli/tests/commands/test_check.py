@@ -168,8 +168,8 @@ def test_sizes_beyond_any_model_are_refused_by_their_limit(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--attention-backend", "turbo"), "'turbo'; there are auto, triton, reference"),
-        (("--attention-backend", "encode=triton"), "'encode' is no operation; there are store"),
+        (("--attention-backend", "turbo"), "'turbo'; there are auto, cuda, triton, reference"),
+        (("--attention-backend", "encode=cuda"), "'encode' is no operation; there are store, deco"),
         (("--shape", "3/2x64"), "HEADS a multiple of KV_HEADS"),
         (("--shape", "64"), "must be HEADS/KV_HEADSxHEAD_DIM, such as 32/8x128"),
         (("--kv-cache-dtype", "q5_0"), "codecs are fp32, bf16"),

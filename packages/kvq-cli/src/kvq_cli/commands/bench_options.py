@@ -53,7 +53,9 @@ CopyTokens = Annotated[
 ]
 Backend = Annotated[
     str,
-    typer.Option(metavar="auto|triton|reference|OP=BACKEND,…", help="What runs the operations."),
+    typer.Option(
+        metavar="auto|cuda|triton|reference|OP=BACKEND,…", help="What runs the operations."
+    ),
 ]
 Device = Annotated[
     str,

@@ -98,17 +98,17 @@ CacheType = Annotated[
 AttentionBackend = Annotated[
     str,
     typer.Option(
-        metavar="auto|triton|reference|OP=BACKEND,…",
+        metavar="auto|cuda|triton|reference|OP=BACKEND,…",
         help="What computes attention over the cache. auto: for each operation the fastest that "
-        "serves the model. A name serves the whole model or is refused; decode=triton names one "
-        "for an operation and leaves the others to auto. `kvq check` tries them.",
+        "serves the model. A name serves the whole model or is refused; decode=cuda names one for "
+        "an operation and leaves the others to auto. `kvq check` tries them.",
         rich_help_panel=CACHE,
     ),
 ]
 CheckBackend = Annotated[
     str,
     typer.Option(
-        metavar="auto|triton|reference|OP=BACKEND,…",
+        metavar="auto|cuda|triton|reference|OP=BACKEND,…",
         help="What is tried. auto: for each operation what `kvq serve` would take.",
     ),
 ]

@@ -60,11 +60,11 @@ class StepContext:
         parts = []
         if self.decode is not None:
             slots = self.decode.tables[tier].slot_mapping
-            ops.store(k[:split], v[:split], *caches, slots, backend=self.backends.store)
+            ops.store(k[:split], v[:split], *caches, slots, backend=self.backends.told("store"))
             parts.append(
                 ops.decode(
                     *(q[:split], *caches, self.decode, tier),
-                    backend=self.backends.decode,
+                    backend=self.backends.told("decode"),
                     **options,
                 )
             )
@@ -72,11 +72,13 @@ class StepContext:
             rest = q[split:], k[split:], v[split:]
             parts.append(
                 ops.extend(
-                    *(*rest, *caches, self.extend, tier), backend=self.backends.extend, **options
+                    *(*rest, *caches, self.extend, tier),
+                    backend=self.backends.told("extend"),
+                    **options,
                 )
             )
             slots = self.extend.tables[tier].slot_mapping
-            ops.store(*rest[1:], *caches, slots, backend=self.backends.store)
+            ops.store(*rest[1:], *caches, slots, backend=self.backends.told("store"))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -1,0 +1,73 @@
+"""Where a backend was measured to be the fastest: `auto` takes it there and nowhere else.
+
+Data, for each GPU architecture; a region comes with the measurement that shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from kvq_attention.needs import Need
+
+# Backends that `auto` takes by measurement; the others it takes wherever they serve.
+MEASURED = ("cuda",)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Calls that a backend serves faster than every other, at every batch that was measured.
+
+    Attributes
+    ----------
+    backend, op : what was measured
+    formats : codec names (of K, of V)
+    head_dims, page_tokens : values a row, tokens a page
+    groups : query heads a KV head
+    shown_by : path, in this repository, of the measurement
+    """
+
+    backend: str
+    op: str
+    formats: tuple[tuple[str, str], ...]
+    head_dims: tuple[int, ...]
+    page_tokens: tuple[int, ...]
+    groups: range
+    shown_by: str
+
+    def holds(self, backend: str, need: Need) -> bool:
+        """Whether a call lies in the region of this backend."""
+        return (
+            (self.backend, self.op) == (backend, need.op)
+            and (need.k, need.v) in self.formats
+            and {need.k_dim, need.v_dim} <= {*self.head_dims}
+            and need.page_tokens in self.page_tokens
+            and need.group in self.groups
+        )
+
+
+# Compute capability (90 is 9.0) → regions.
+FASTEST: dict[int, tuple[Region, ...]] = {}
+
+
+def fastest(backend: str, needs: Iterable[Need]) -> bool:
+    """Whether a backend was measured to be the fastest for all of these calls on all GPUs here."""
+    regions = [FASTEST.get(level, ()) for level in levels()]
+    needs = list(needs)
+    return bool(needs) and all(
+        need.device == "cuda" and any(region.holds(backend, need) for region in known)
+        for need in needs
+        for known in regions
+    )
+
+
+@cache
+def levels() -> tuple[int, ...]:
+    """Compute capabilities of the GPUs that torch sees; 0 where there are none."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return (0,)
+    found = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
+    return tuple(sorted(10 * major + minor for major, minor in found))
