@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 import kvq_codecs
-from kvq_attention import reference, support
+from kvq_attention import claims, reference, support
 from kvq_cli.main import app
 
 SMALL = ("--shape", "4/2x128")
@@ -72,6 +72,16 @@ def test_auto_runs_triton_on_a_gpu() -> None:
         assert row["ops"]["decode"]["backend"] == row["ops"]["store"]["backend"] == "triton"
         assert row["ops"]["extend"]["backend"] == "reference"
     assert found["launches"]["triton"]["decode"] == len(kvq_codecs.names())
+
+
+@pytest.mark.gpu
+def test_cuda_decodes_where_it_is_asked_for() -> None:
+    found = checked("--attention-backend", "decode=cuda")
+    ran = {row["format"]: row["ops"]["decode"]["backend"] for row in found["formats"]}
+    served = {name for name, backend in ran.items() if backend == "cuda"}
+    assert served == set(claims.CUDA_CODECS)
+    assert found["launches"]["cuda"]["decode"] == len(served)
+    assert found["launches"]["triton"]["decode"] == 0
 
 
 def test_people_get_a_table_with_a_row_for_each_codec() -> None:
