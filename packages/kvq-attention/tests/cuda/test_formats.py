@@ -11,7 +11,7 @@ import pytest
 
 import kvq_codecs
 from kvq_attention.cuda import formats
-from kvq_attention.cuda.compile import compile, resources, source
+from kvq_attention.cuda.compile import SOURCE, compile, resources, source
 from kvq_codecs import Encoded
 from kvq_codecs.bits import unpack
 from kvq_codecs.formats import iso3, iso4
@@ -70,6 +70,10 @@ def facts(codec: str, arch: int = 90) -> list[float]:
     return list(map(float, out))
 
 
+def test_the_constants_are_those_of_the_oracle() -> None:
+    assert (SOURCE / formats.CONSTANTS).read_text(encoding="utf-8") == formats.constants()
+
+
 @needs_compiler
 @each_codec
 def test_headers_say_what_specs_say(codec: str) -> None:
@@ -93,7 +97,7 @@ def test_headers_say_what_specs_say(codec: str) -> None:
 
 
 def cases(codec: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Units and second bytes [n], in parts: every unit with every byte that its values depend on."""
+    """Units and second bytes [n], in parts: each unit with each byte that its values depend on."""
     if formats.get(codec).second is None:
         yield UNITS, np.zeros_like(UNITS)
         return

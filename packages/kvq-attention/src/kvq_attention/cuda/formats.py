@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 import kvq_codecs
+from kvq_codecs.formats import iso3, iso4
 
 # The C++ type that each codec's header defines.
 TYPES = {
     "bf16": "Bf16",
     "fp16": "Fp16",
     "q8_0": "Q8_0",
+    "q6_0": "Q6_0",
     "q4_0": "Q4_0",
     "fp8_e4m3": "Fp8E4m3",
     "fp8": "Fp8",
+    "nvfp4": "Nvfp4",
+    "iso3": "Iso3",
+    "iso4": "Iso4",
 }
+
+CONSTANTS = "formats/constants.cuh"  # the header that holds what `constants` says
 
 SCALES = ("scale", "row_scale")  # planes that are applied to scores and probabilities
 
@@ -54,3 +64,29 @@ def get(codec: str) -> Format:
     second = names.pop() if len(names) > 1 else None
     (codes,) = names
     return Format(type, f"formats/{codec}.cuh", codes, second, scale)
+
+
+def constants() -> str:
+    """The header of what follows from the oracle's tables; the file is compared with it."""
+    lines = [
+        "// Made from the oracle's tables by kvq_attention.cuda.formats; not to be edited.",
+        "#pragma once",
+        "",
+        '#include "primitives.cuh"',
+        "",
+        "// Low and high bytes of eight centroids in fp16, as `permute` looks them up.",
+        *_byte_tables("ISO3", iso3.CENTROIDS),
+        *_byte_tables("ISO4", iso4.CENTROIDS[:8]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _byte_tables(name: str, values: Any) -> list[str]:
+    """Two words for entries 0 … 3 and 4 … 7 of the low bytes, two of the high ones."""
+    octets = np.asarray(values).astype("<f2").view(np.uint8).reshape(8, 2)
+    words = np.ascontiguousarray(octets.T).view("<u4")
+    return [
+        f"constexpr u32 {name}_{half}_{4 * i} = 0x{word:08X};"
+        for half, row in zip(("LOW", "HIGH"), words, strict=True)
+        for i, word in enumerate(row)
+    ]

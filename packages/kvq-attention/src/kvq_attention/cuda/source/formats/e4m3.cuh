@@ -1,7 +1,7 @@
 // Bytes of e4m3 numbers: what fp8 and fp8_e4m3 share.
 #pragma once
 
-#include "formats/logic.cuh"
+#include "formats/bits.cuh"
 
 struct E4m3 {
   static constexpr int SPLIT = 2;

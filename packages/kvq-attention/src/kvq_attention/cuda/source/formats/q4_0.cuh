@@ -1,7 +1,7 @@
 // q4_0: a nibble a value, two's complement.
 #pragma once
 
-#include "formats/logic.cuh"
+#include "formats/bits.cuh"
 
 struct Q4_0 {
   static constexpr int SPLIT = 4;

@@ -1,7 +1,7 @@
 // q8_0: a byte a value, two's complement.
 #pragma once
 
-#include "formats/logic.cuh"
+#include "formats/bits.cuh"
 
 struct Q8_0 {
   static constexpr int SPLIT = 2;
