@@ -4,7 +4,8 @@ import pytest
 
 from kvq_attention.bench import as_json, plan, problems, run, session, tables
 
-from ..triton.cases import ieee, interpreted
+from ..decode.cases import ieee
+from ..triton.cases import interpreted
 
 
 @pytest.fixture(scope="module")

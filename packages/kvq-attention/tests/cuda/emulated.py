@@ -16,10 +16,16 @@ RESIDENT = 3  # blocks at once: few, so that each has several pieces
 
 @cache
 def load(
-    k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape, device: torch.device
+    k: str,
+    v: str,
+    dim: int,
+    dtype: torch.dtype,
+    shape: shapes.Shape,
+    softcap: bool,
+    device: torch.device,
 ) -> decode.Kernels:
     """What `decode.load` returns on a GPU."""
-    given = decode.defines(k, v, dim, dtype, shape)
+    given = decode.defines(k, v, dim, dtype, shape, softcap)
     step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given)
     others = decode.merge_defines(dim, dtype, shape)
     join = build((SOURCE / "merge.cu").read_text(), ["merge"], defines=others)

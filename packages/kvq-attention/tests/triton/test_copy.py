@@ -15,7 +15,7 @@ from kvq_codecs import Encoded
 
 from ..scene import assert_same_bytes, poisoned
 from .cases import each_codec, each_device, on_cpu
-from .layouts import LAYOUTS, sparse
+from ..layouts import LAYOUTS, sparse
 
 PAGES = 9
 # Pairs with −1 or an id that the cache does not have are skipped; one page may go to several.

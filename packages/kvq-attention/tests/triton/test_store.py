@@ -12,7 +12,8 @@ from kvq_attention.triton.store_tiles import Config, Tile, pick_tile
 from kvq_codecs import Encoded
 
 from ..scene import assert_same_bytes, poisoned
-from .cases import DIMS, DTYPES, PAGE_TOKENS, dims_of, each_codec, each_device, ieee
+from ..decode.cases import DTYPES, PAGE_TOKENS, ieee
+from .cases import DIMS, dims_of, each_codec, each_device
 from .stored import PAGES, check, pair, rows, some_slots
 
 pytestmark = ieee

@@ -13,7 +13,8 @@ from kvq_attention.triton.store_tiles import Config, Tile, pick_tile
 from kvq_codecs import Encoded
 
 from ..scene import as_numpy, assert_same_bytes, poisoned
-from .cases import FULL, dims_of, each_codec, each_device, ieee
+from ..decode.cases import FULL, ieee
+from .cases import dims_of, each_codec, each_device
 
 pytestmark = ieee
 

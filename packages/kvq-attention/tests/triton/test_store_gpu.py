@@ -10,7 +10,7 @@ from kvq_attention import ops
 from kvq_codecs import Encoded
 
 from ..scene import V_GAIN, assert_same_bytes
-from . import big
+from .. import big
 from .cases import BACKEND, compiled, each_codec
 
 pytestmark = [pytest.mark.gpu, compiled]

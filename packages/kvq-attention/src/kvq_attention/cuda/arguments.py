@@ -10,6 +10,7 @@ from kvq_attention.triton.planes import check_rows
 from kvq_codecs import Encoded
 
 COPY_BYTES = 16  # what is copied at once
+LONGEST_STRIDE = 2**32 - 1
 
 
 class Plane(ctypes.Structure):
@@ -17,8 +18,8 @@ class Plane(ctypes.Structure):
 
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("page", ctypes.c_int64),
-        ("head", ctypes.c_int64),
+        ("page", ctypes.c_uint32),
+        ("head", ctypes.c_uint32),
     )
 
 
@@ -85,5 +86,10 @@ def _plane(encoded: Encoded, name: str) -> Plane:
             f"{where}: cuda copies {COPY_BYTES} bytes at a time, so the strides of pages and heads "
             f"({page} and {head} bytes) and the address must be multiples of {COPY_BYTES}; triton "
             "reads such a cache"
+        )
+    if max(page, head) > LONGEST_STRIDE:
+        raise TensorError(
+            f"{where}: for cuda the strides of pages and heads ({page} and {head} bytes) must be "
+            f"at most {LONGEST_STRIDE} bytes; triton reads such a cache"
         )
     return Plane(plane.data_ptr(), page, head)

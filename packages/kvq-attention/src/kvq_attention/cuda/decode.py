@@ -58,7 +58,7 @@ def launch(
     likely = -(-num_tokens // max(batch.num_requests, 1)) * group
     k, v = k_cache.spec.name, v_cache.spec.name
     shape = shape or picked(k, v, dim, likely, q.device)
-    kernels = load(k, v, dim, q.dtype, shape, q.device)
+    kernels = load(k, v, dim, q.dtype, shape, scoring.softcap is not None, q.device)
     q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
     sinks = scoring.sinks
     if sinks is not None:
@@ -151,10 +151,16 @@ def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.
 
 @cache
 def load(
-    k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape, device: torch.device
+    k: str,
+    v: str,
+    dim: int,
+    dtype: torch.dtype,
+    shape: shapes.Shape,
+    softcap: bool,
+    device: torch.device,
 ) -> Kernels:
     """The kernels for a device, compiled when they are first asked for."""
-    given = defines(k, v, dim, dtype, shape)
+    given = defines(k, v, dim, dtype, shape, softcap)
     step = function(source("decode.cu", given), "decode", device)
     join = function(source("merge.cu", merge_defines(dim, dtype, shape)), "merge", device)
     shared_bytes = given["SET_SHARED_BYTES"]
@@ -168,7 +174,9 @@ def token_bytes(k: str, v: str, dim: int) -> int:
     return sum(kvq_codecs.get(name).spec.row_bytes(dim) for name in (k, v))
 
 
-def defines(k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape) -> dict[str, Any]:
+def defines(
+    k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape, softcap: bool
+) -> dict[str, Any]:
     """What decode is compiled with."""
     key, value = formats.get(k), formats.get(v)
     return {
@@ -181,6 +189,7 @@ def defines(k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape) -
         "SET_STAGES": shape.stages,
         "SET_WARPS": shape.warps,
         "SET_BLOCKS": shape.blocks,
+        "SET_SOFTCAP": int(softcap),
         "SET_SHARED_BYTES": shape.shared_bytes(token_bytes(k, v, dim), dim),
         **_common(dim, dtype),
     }

@@ -6,7 +6,7 @@
 // A plane of a cache, [pages, KV heads, tokens, items], whose tokens lie next to each other.
 struct Plane {
   const u8* data;
-  i64 page, head;  // strides in bytes
+  u32 page, head;  // strides in bytes
 };
 
 // The first code plane, the second one and the scales; what a format lacks is not read.
@@ -35,5 +35,5 @@ struct Arguments {
   i32 reach;            // positions that the page table has columns for
   i32 window;           // 0 = none
   float score_scale;    // turns a product into a score, in base 2 where there is no soft cap
-  float softcap;        // 0 = none
+  float softcap;
 };

@@ -27,6 +27,7 @@ constexpr int TILES = SET_TILES;      // a step
 constexpr int STAGES = SET_STAGES;    // steps that a warp has under way
 constexpr int WARPS = SET_WARPS;      // a block
 constexpr int BLOCKS = SET_BLOCKS;    // that a multiprocessor's registers are to hold
+constexpr bool SOFTCAP = SET_SOFTCAP;
 
 constexpr int ROWS = 8 * COLUMNS;
 constexpr int STEP = TILE * TILES;  // tokens a step
@@ -51,7 +52,8 @@ struct Walk {
   const Arguments& a;
   const i32* table;
   u8* ring;
-  int head, first, last, steps;
+  Source k, v;
+  int first, last, steps;
   bool lost;
 
   DEVICE int token_of(int step) const { return first + step * WARPS * STEP; }
@@ -74,13 +76,23 @@ struct Walk {
         const bool wanted = token < last;
         const bool live = wanted && u32(pages[t]) < u32(a.num_pages);
         lost |= wanted && !live;
-        const int within = token & ((1 << a.page_shift) - 1);
-        const int page = live ? pages[t] : 0;
-        copy_tile<K, DIM>(tile(step, t), a.k, page, head, within, live);
-        copy_tile<V, DIM>(tile(step, t) + KeyLayout::BYTES, a.v, page, head, within, live);
+        const u32 within = token & ((1 << a.page_shift) - 1);
+        const u32 page = live ? pages[t] : 0;
+        copy_tile<K, DIM>(tile(step, t), a.k, k, page, within, live);
+        copy_tile<V, DIM>(tile(step, t) + KeyLayout::BYTES, a.v, v, page, within, live);
       }
     }
     copies_commit();
+  }
+
+  // The first steps, and the pages of the one behind them.
+  DEVICE void start(int (&pages)[TILES]) {
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; step++) {
+      find_pages(pages, step);
+      begin(pages, step);
+    }
+    find_pages(pages, STAGES - 1);
   }
 };
 
@@ -106,8 +118,8 @@ DEVICE void mask(float (&scores)[TILES][COLUMNS][4], const Arguments& a, const S
       for (int i = 0; i < 4; i++) {
         const int at = token + t * TILE + lane() / 4 + i / 2 * 8;
         const int position = sight.position[n][i % 2];
-        const bool seen = at < last && at <= position && (a.window == 0 || at > position - a.window);
-        if (!seen) scores[t][n][i] = -infinity();
+        const bool near = a.window == 0 || at > position - a.window;
+        if (!near || at > position || at >= last) scores[t][n][i] = -infinity();
       }
     }
   }
@@ -150,15 +162,15 @@ DEVICE void attend(State& state, const Walk& walk, int step, const Queries<DIM, 
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
+  score_tiles<K, DIM, TILES, COLUMNS>(scores, walk.tile(step, 0), TILE_BYTES, queries);
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    score_tile<K, DIM, COLUMNS>(scores[t], walk.tile(step, t), queries);
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         scores[t][n][i] *= sight.power[n][i % 2];
-        if (walk.a.softcap > 0.0f) scores[t][n][i] = soft_cap(scores[t][n][i], walk.a.softcap);
+        if (SOFTCAP) scores[t][n][i] = soft_cap(scores[t][n][i], walk.a.softcap);
       }
     }
   }
@@ -215,19 +227,13 @@ DEVICE void attend(State& state, const Walk& walk, int step, const Queries<DIM, 
 }
 
 // One warp's share of a piece.
-DEVICE void walk_steps(State& state, Walk& walk, const Queries<DIM, COLUMNS>& queries,
-                       const Sight& sight, const Request& request, int lowest) {
+DEVICE void walk_steps(State& state, Walk& walk, int (&pages)[TILES],
+                       const Queries<DIM, COLUMNS>& queries, const Sight& sight,
+                       const Request& request, int lowest) {
   const Arguments& a = walk.a;
   // Up to here every row sees all, and from here on in a window.
   const int whole = smaller(walk.last, request.length - request.queries + 1);
   const int inside = a.window > 0 ? request.length - a.window : 0;
-  int pages[TILES];
-#pragma unroll
-  for (int step = 0; step < STAGES - 1; step++) {
-    walk.find_pages(pages, step);
-    walk.begin(pages, step);
-  }
-  walk.find_pages(pages, STAGES - 1);
   for (int step = 0; step < walk.steps; step++) {
     sync_warp();  // the stage that is overwritten has been read by all lanes
     walk.begin(pages, step + STAGES - 1);
@@ -267,7 +273,15 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
     const Request& request = cursor.request;
     const int local = piece / a.kv_heads - cursor.before;
     const Lines lines{local % request.groups * ROWS, piece % a.kv_heads, request};
+    const int chunk = request.chunks.first + local / request.groups * request.chunks.size;
+    const int last = smaller(chunk + request.chunks.size, smaller(request.length, a.reach));
+    const int first = chunk + warp() * STEP;
+    const int steps = first < last ? (last - first - 1) / (WARPS * STEP) + 1 : 0;
+    Walk walk{a, a.page_table + cursor.index * a.table_row, ring, source_of(a.k, lines.head),
+              source_of(a.v, lines.head), first, last, steps, false};
+    int pages[TILES];
     sync_block();  // the piece before is stored
+    walk.start(pages);
     load_queries<K, DIM, ROWS, WARPS>(shared.queries, a, lines);
     sync_block();
     Queries<DIM, COLUMNS> queries;
@@ -284,15 +298,9 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
         sight.position[n][j] = request.length - request.queries + lines.query(a, row);
       }
     }
-    const int chunk = request.chunks.first + local / request.groups * request.chunks.size;
-    const int last = smaller(chunk + request.chunks.size, smaller(request.length, a.reach));
-    const int first = chunk + warp() * STEP;
-    const int steps = first < last ? (last - first - 1) / (WARPS * STEP) + 1 : 0;
-    Walk walk{a, a.page_table + cursor.index * a.table_row, ring, lines.head, first, last, steps,
-              false};
     int lowest = request.chunks.first;
     if (a.window > 0) lowest = larger(request.length - request.queries - a.window + 1, 0);
-    walk_steps(state, walk, queries, sight, request, lowest);
+    walk_steps(state, walk, pages, queries, sight, request, lowest);
 
     copies_wait<0>();
     sync_warp();  // the ring becomes the place of the sums

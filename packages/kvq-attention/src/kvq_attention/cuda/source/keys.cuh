@@ -36,57 +36,71 @@ DEVICE u32 second_of_key(const u8* tile, int row, int segment) {
   }
 }
 
-// scores[n][i]: products of token l / 4 (i < 2) or l / 4 + 8 with rows 8n + 2 (l % 4) + i % 2 of
-// the queries, scaled by the tokens' scales.
-template <class Format, int DIM, int COLUMNS>
-DEVICE void score_tile(float (&scores)[COLUMNS][4], const u8* tile,
-                       const Queries<DIM, COLUMNS>& queries) {
+// scores[t][n][i]: products of token l / 4 (i < 2) or l / 4 + 8 of tile t with rows
+// 8n + 2 (l % 4) + i % 2 of the queries, scaled by the tokens' scales. The tiles, whose work is
+// independent, take turns.
+template <class Format, int DIM, int TILES, int COLUMNS>
+DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int tile_bytes,
+                        const Queries<DIM, COLUMNS>& queries) {
   using L = Layout<Format, DIM>;
   constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
   constexpr int SEGMENTS = L::SEGMENTS / PARTS;  // under one scale
   const int group = lane() / 4;
   const int row = lane() % 16, behind = lane() / 16;
-  Scales<Format, DIM> low_scales, high_scales;
+  Scales<Format, DIM> scales[TILES][2];
   if constexpr (L::SCALES > 0) {
-    low_scales.load(tile, group);
-    high_scales.load(tile, group + 8);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      scales[t][0].load(tiles + t * tile_bytes, group);
+      scales[t][1].load(tiles + t * tile_bytes, group + 8);
+    }
   }
-  u32 r[4];
+  u32 r[TILES][4];
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
-    float sums[COLUMNS][4] = {};
+    float sums[TILES][COLUMNS][4] = {};
 #pragma unroll
     for (int i = 0; i < SEGMENTS; i++) {
       const int segment = part * SEGMENTS + i;
-      if (segment % 2 == 0) {
-        load_matrices(r, tile + segment_at<L::SEGMENTS>(row, segment + behind));
-      }
-      if constexpr (Format::SPLIT == 1) {
-        if (segment % 2 == 0) {
-          multiply<Format::BF16>(sums, r[0], r[1], r[2], r[3], queries, segment / 2);
-        }
-      } else {
-        u32 low[Format::SPLIT], high[Format::SPLIT];
-        const int at = segment % 2 * 2;
-        Format::unpack(r[at], second_of_key<Format, DIM>(tile, group, segment), low);
-        Format::unpack(r[at + 1], second_of_key<Format, DIM>(tile, group + 8, segment), high);
 #pragma unroll
-        for (int j = 0; j < Format::SPLIT; j += 2) {
-          const int step = (segment * Format::SPLIT + j) / 2;
-          multiply<Format::BF16>(sums, low[j], high[j], low[j + 1], high[j + 1], queries, step);
+      for (int t = 0; t < TILES; t++) {
+        const u8* tile = tiles + t * tile_bytes;
+        if (segment % 2 == 0) {
+          load_matrices(r[t], tile + segment_at<L::SEGMENTS>(row, segment + behind));
+        }
+        if constexpr (Format::SPLIT == 1) {
+          if (segment % 2 == 0) {
+            multiply<Format::BF16>(sums[t], r[t][0], r[t][1], r[t][2], r[t][3], queries,
+                                   segment / 2);
+          }
+        } else {
+          u32 low[Format::SPLIT], high[Format::SPLIT];
+          const int at = segment % 2 * 2;
+          Format::unpack(r[t][at], second_of_key<Format, DIM>(tile, group, segment), low);
+          Format::unpack(r[t][at + 1], second_of_key<Format, DIM>(tile, group + 8, segment), high);
+#pragma unroll
+          for (int j = 0; j < Format::SPLIT; j += 2) {
+            const int step = (segment * Format::SPLIT + j) / 2;
+            multiply<Format::BF16>(sums[t], low[j], high[j], low[j + 1], high[j + 1], queries,
+                                   step);
+          }
         }
       }
     }
 #pragma unroll
-    for (int n = 0; n < COLUMNS; n++) {
+    for (int t = 0; t < TILES; t++) {
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const float share = sums[n][i];
-        if constexpr (L::SCALES == 0) {
-          scores[n][i] = share;
-        } else {
-          const float scale = (i < 2 ? low_scales : high_scales).get(part);
-          scores[n][i] = part == 0 ? share * scale : scores[n][i] + share * scale;
+      for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float share = sums[t][n][i];
+          float& score = scores[t][n][i];
+          if constexpr (L::SCALES == 0) {
+            score = share;
+          } else {
+            const float scale = scales[t][i / 2].get(part);
+            score = part == 0 ? share * scale : score + share * scale;
+          }
         }
       }
     }

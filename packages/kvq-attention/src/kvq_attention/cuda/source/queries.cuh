@@ -33,7 +33,9 @@ struct QueryRows {
 template <class Format, int DIM, int ROWS, int WARPS>
 DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Lines& lines) {
   constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
-  for (int row = warp(); row < ROWS; row += WARPS) {
+#pragma unroll
+  for (int first_row = 0; first_row < ROWS; first_row += WARPS) {
+    const int row = first_row + warp();
     const bool asked = lines.asked(a, row);
     const i64 at = (lines.request.start + lines.query(a, row)) * a.q_token +
                    lines.q_head(a, row) * a.q_head;
@@ -56,7 +58,8 @@ DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const
     }
     const int exponent = smaller(larger(int(top >> 23), 1), 253);
     const float inverse = as_float(u32(254 - exponent) << 23);
-    if (lane() == 0) shared.power[row] = as_float(u32(exponent) << 23) * a.score_scale * Format::FACTOR;
+    const float power = as_float(u32(exponent) << 23);
+    if (lane() == 0) shared.power[row] = power * a.score_scale * Format::FACTOR;
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
       const int first = 128 * i + 4 * lane();

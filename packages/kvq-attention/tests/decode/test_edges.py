@@ -1,0 +1,79 @@
+"""Decode at the edges of what a call may hold: no requests, sinks and values of any size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvq_attention import Batch, Table
+
+from ..scene import TIER, Geometry, Scene, build
+from .cases import attend, each_device, ieee, judge, poison_new_tensors, refill, with_table
+
+pytestmark = ieee
+
+
+def scene_of(codec: str, device: str) -> Scene:
+    geometry = Geometry(codec, heads=2, kv_heads=1, dim=128, lengths=(40,))
+    return build(geometry, device, stored_queries=True, seed=3)
+
+
+def widened(batch: Batch) -> Batch:
+    """With a page table for more than a chunk: partial results are merged."""
+    table = batch.tables[TIER].page_table
+    return with_table(batch, torch.nn.functional.pad(table, (0, 96), value=-1))
+
+
+@pytest.mark.parametrize("columns", [1, 96], ids=["one chunk", "merged"])
+@each_device
+def test_rows_of_no_request_at_all_give_0(
+    columns: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = scene_of("fp16", device)
+    nobody = Batch(
+        torch.zeros(1, dtype=torch.int32, device=device),
+        torch.zeros(0, dtype=torch.int32, device=device),
+        {
+            TIER: Table(
+                torch.zeros(0, columns, dtype=torch.int32, device=device),
+                torch.full((3,), -1, device=device),
+            )
+        },
+        scene.batch().page_tokens,
+    )
+    with monkeypatch.context() as patched:
+        assert poison_new_tensors(patched) == []
+        out = attend(scene, batch=nobody, q=torch.randn(3, 2, 128, device=device))
+    assert not out.any()
+
+
+@pytest.mark.parametrize("merged", [False, True], ids=["one chunk", "merged"])
+@pytest.mark.parametrize(
+    "sink", [torch.inf, 3e38, 1e300, -torch.inf, -3e38], ids=lambda sink: f"{sink:g}"
+)
+@each_device
+def test_sinks_of_any_size(sink: float, merged: bool, device: str) -> None:
+    """The largest leave nothing for the values, the smallest nothing for themselves."""
+    scene = scene_of("q8_0", device)
+    sinks = torch.tensor([sink, 0.5], dtype=torch.float64, device=device)
+    batch = widened(scene.batch()) if merged else scene.batch()
+    out = attend(scene, batch=batch, sinks=sinks)
+    if sink > 0:
+        assert not out[:, 0].any()
+        sinks[0] = 0.0  # the other head is as it would be
+        expected = scene.expected(fresh=False, sinks=sinks)
+        judge(out[:, 1:], expected[:, 1:], torch.float32)
+    else:
+        judge(out, scene.expected(fresh=False, sinks=sinks), torch.float32)
+
+
+@pytest.mark.parametrize("gain", [1e28, 1e34], ids=lambda gain: f"{gain:g}")
+@pytest.mark.parametrize("codec", ["fp8", "nvfp4", "fp32", "bf16"])
+@each_device
+def test_values_as_large_as_float32_holds(codec: str, gain: float, device: str) -> None:
+    """Formats with a float32 scale store them, so sums of them must not overflow."""
+    scene = scene_of(codec, device)
+    for v in scene.vs:
+        v.mul_(gain)
+    refill(scene)
+    judge(attend(scene), scene.expected(fresh=False), torch.float32)

@@ -1,0 +1,280 @@
+"""Values that break kernels: scales far apart, random bytes, what must not be read, NaN, zeros."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kvq_codecs
+
+from ..scene import V_GAIN, Geometry, Scene, build, put
+from ..tolerances import KERNEL
+from .cases import (
+    DTYPES,
+    FULL,
+    PACKED,
+    attend,
+    each_codec,
+    each_device,
+    expected_of_cache,
+    held,
+    ieee,
+    in_interpreter,
+    judge,
+    refill,
+)
+
+pytestmark = ieee
+
+# Two requests, one with a past of several pages; for tests about what a request must not see.
+TWO, QUERIES = (9, 70), (1, 2)
+LONG = 1
+
+
+def scene_of(codec: str, device: str, **shape: Any) -> Scene:
+    """Few rows, as each costs the interpreter milliseconds; one shape, as a GPU compiles each."""
+    wanted = {"heads": 1, "kv_heads": 1, "dim": 128, "lengths": (70,), **shape}
+    return build(Geometry(codec, **wanted), device, stored_queries=True, seed=7)
+
+
+def factors(rows: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor:
+    """A power of ten per token, its exponent uniform in [low, high]: [L, 1, 1]."""
+    random = torch.Generator().manual_seed(seed)
+    exponents = low + (high - low) * torch.rand(len(rows), 1, 1, generator=random)
+    return (10.0**exponents).to(rows)
+
+
+@each_codec
+@each_device
+def test_scales_of_k_and_v_are_not_swapped(codec: str, device: str) -> None:
+    """The codes of V = 37 · K are K's own: nothing but the scales differs."""
+    scene = scene_of(codec, device)
+    for k, v in zip(scene.ks, scene.vs, strict=True):
+        v.copy_(V_GAIN * k)
+    refill(scene)
+    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+
+
+@pytest.mark.parametrize(("k_gain", "v_gain"), [(1e-4, 1e4), (1e4, 1e-4)])
+@each_codec
+@each_device
+def test_magnitudes_of_any_size(codec: str, k_gain: float, v_gain: float, device: str) -> None:
+    """Logits stay near 1; values of a block must not overflow or vanish in 16 bits on the way."""
+    scene = scene_of(codec, device)
+    if codec in ("iso3", "iso4"):  # the scale is the row's norm: 1e4 would be infinite
+        k_gain, v_gain = min(k_gain, 3e3), min(v_gain, 3e3)
+    for k, v in zip(scene.ks, scene.vs, strict=True):
+        k.mul_(k_gain)
+        v.mul_(v_gain / V_GAIN)
+    refill(scene)
+    scoring = {"scale": scene.scale / k_gain}
+    judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+
+
+@each_codec
+@each_device
+def test_magnitudes_differ_from_token_to_token(codec: str, device: str) -> None:
+    scene = scene_of(codec, device)
+    for r, (k, v) in enumerate(zip(scene.ks, scene.vs, strict=True)):
+        k.mul_(factors(k, -3, 3, seed=r))
+        v.mul_(factors(v, -3, 3, seed=100 + r) / V_GAIN)
+    refill(scene)
+    scoring = {"scale": 3e-3 * scene.scale}
+    judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+
+
+@pytest.mark.parametrize("tail", [1e-2, 1e-3])
+@each_codec
+@each_device
+def test_a_heavy_token_of_small_values_hides_no_others(
+    codec: str, tail: float, device: str
+) -> None:
+    """The first token takes all but `tail` of the weight; the others' values outweigh its own."""
+    scene = scene_of(codec, device)
+    q = scene.qs[0][0]
+    scene.ks[0].mul_(0.05)
+    scene.ks[0][0] = q / q.norm() ** 2 * 128**0.5 * math.log(70 / tail)
+    scene.vs[0][0] *= tail
+    refill(scene)
+    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+
+
+@each_codec
+@each_device
+def test_zero_rows(codec: str, device: str) -> None:
+    """Zero keys weigh all tokens alike; zero values give exactly 0."""
+    scene = scene_of(codec, device)
+    scene.ks[0].zero_()
+    refill(scene)
+    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+    scene.vs[0].zero_()
+    refill(scene)
+    out, expected = attend(scene), scene.expected(fresh=False)
+    assert torch.equal(expected, torch.zeros_like(expected)), "every codec has a zero"
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+def random_bytes(scene: Scene) -> None:
+    """Fill whole caches with bytes that decode finitely; scales keep a sane size."""
+    random = np.random.default_rng(11)
+    for cache in scene.caches:
+        for name, plane in cache.planes.items():
+            shape = tuple(plane.shape)
+            if name in ("scale", "row_scale"):
+                values = 10.0 ** random.uniform(-4, -2, shape)
+            elif name == "block_scale":
+                values = random.integers(0, 0x7F, shape)
+            else:
+                values = random.integers(0, 256, shape)
+                if cache.spec.name in ("fp8", "fp8_e4m3"):  # kernels may read NaN codes as ±480
+                    values[values & 0x7F == 0x7F] = 0x7E
+            plane.copy_(torch.from_numpy(values.astype(plane.cpu().numpy().dtype)))
+
+
+@pytest.mark.parametrize("codec", PACKED)
+@each_device
+def test_every_byte_is_read_as_the_codec_reads_it(codec: str, device: str) -> None:
+    scene = scene_of(codec, device)
+    random_bytes(scene)
+    keys, _ = (torch.cat(rows) for rows in zip(*held(scene), strict=True))
+    scale = 4 / float(keys.norm(dim=-1).max())
+    assert 0 < scale < 1e4
+    judge(attend(scene, scale=scale), expected_of_cache(scene, scale=scale), torch.float32)
+
+
+@each_codec
+@each_device
+def test_p022_recycled_pages_of_other_bytes_never_leak(codec: str, device: str) -> None:
+    """Unused slots, the last pages' rests and unused pages hold NaN scales and NaN codes."""
+    scene, window = scene_of(codec, device, lengths=TWO, queries=QUERIES), 20
+    clean = attend(scene, window=window)
+    judge(clean, scene.expected(fresh=False, window=window), torch.float32)
+    for poison in (0xFF, 0x7F):
+        for cache in scene.caches:
+            for plane in cache.planes.values():
+                plane.view(torch.uint8).fill_(poison)
+        for r, length in enumerate(TWO):
+            for cache, rows in zip(scene.caches, (scene.ks[r], scene.vs[r]), strict=True):
+                # what the window has left behind is another request's by now
+                first = max(0, length - QUERIES[r] + 1 - window)
+                put(cache, rows[first:], scene.slots(r, first, length))
+        assert torch.equal(attend(scene, window=window), clean)
+
+
+@each_codec
+@each_device
+def test_a_nan_row_is_seen_where_it_is_and_nowhere_else(codec: str, device: str) -> None:
+    """A key of head 0 and a value of head 1 are NaN; head 2 and the other request are as ever."""
+    scene = scene_of(codec, device, heads=3, kv_heads=3, lengths=TWO)
+    clean = attend(scene)
+    (slot,) = scene.slots(LONG, 23, 24)
+    for head, (cache, rows) in enumerate(zip(scene.caches, (scene.ks, scene.vs), strict=True)):
+        row = rows[LONG][23].clone()
+        row[head] = torch.nan
+        put(cache, row[None], [slot])
+    out = attend(scene)
+    assert out[LONG, :2].isnan().all(), "what is seen must not be hidden"
+    out[LONG, :2] = clean[LONG, :2]
+    assert torch.equal(out, clean)
+
+
+@pytest.mark.parametrize("codec", PACKED)  # others' values are NaN themselves, and 0 · NaN is NaN
+@each_device
+def test_a_nan_row_of_a_later_token_does_not_reach_earlier_queries(codec: str, device: str) -> None:
+    scene = scene_of(codec, device, lengths=(70,), queries=(2,))
+    clean = attend(scene)
+    for cache in scene.caches:
+        put(cache, torch.full((1, 1, 128), torch.nan), scene.slots(0, 69, 70))
+    out = attend(scene)
+    assert torch.equal(out[0], clean[0])
+    assert out[1].isnan().all()
+
+
+@pytest.mark.parametrize("codec", FULL)
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
+@each_device
+def test_an_infinite_value_is_seen_too(codec: str, value: float, device: str) -> None:
+    scene = scene_of(codec, device)
+    clean = attend(scene)
+    scene.vs[0][23, 0, 5] = value
+    refill(scene)
+    out = attend(scene)
+    assert not torch.isfinite(out[0, 0, 5])
+    out[0, 0, 5] = clean[0, 0, 5]
+    assert torch.equal(out, clean)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_device
+def test_a_nan_query_spoils_its_own_row_only(dtype: torch.dtype, device: str) -> None:
+    scene = scene_of("q8_0", device, heads=2, lengths=TWO, queries=QUERIES, dtype=dtype)
+    clean, q = attend(scene), scene.q.clone()
+    q[2, 1, 3] = torch.nan
+    out = attend(scene, q=q)
+    assert out[2, 1].isnan().all()
+    out[2, 1] = clean[2, 1]
+    assert torch.equal(out, clean)
+
+
+@each_codec
+@each_device
+def test_logits_of_thousands_neither_overflow_nor_vanish(codec: str, device: str) -> None:
+    """A ramp of logits from −9,000 to 9,000, one down again, and all of them at −9,000."""
+    scene = scene_of(codec, device)
+    scene.qs[0].div_(scene.qs[0].norm())
+    for ramp in (torch.linspace(-1, 1, 70), torch.linspace(1, -1, 70), torch.full((70,), -1.0)):
+        scene.ks[0].copy_(ramp.to(device)[:, None, None] * scene.qs[0])
+        refill(scene)
+        scoring = {"scale": 9000.0}
+        judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("codec", ["fp8", "q8_0"])
+@each_device
+def test_f07_scales_far_from_a_power_of_two_are_not_rounded_into_the_tile(
+    codec: str, dtype: torch.dtype, device: str
+) -> None:
+    scene = scene_of(codec, device, dim=256, dtype=dtype)
+    for k, v in zip(scene.ks, scene.vs, strict=True):
+        for x, gain in ((k, 1.0), (v, 1 / 37)):
+            # a largest magnitude whose scale lies halfway between two powers of two
+            x.mul_(gain)
+            x[..., 0] = 448 * 1.4142 * 2.0**-7
+    refill(scene)
+    out, expected = attend(scene), scene.expected(fresh=False)
+    judge(out, expected, dtype)
+    assert float((out.cpu().double() - expected).abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("codec", PACKED)
+@in_interpreter
+def test_f09_a_packed_cache_attends_like_an_fp32_one_of_the_same_values(
+    codec: str, device: str
+) -> None:
+    """Other tiles, other splits: outputs may differ by what the kernels promise, no more."""
+    scene = scene_of(codec, device, dtype=torch.bfloat16)
+    plain = scene_of("fp32", device, dtype=torch.bfloat16)
+    for r, length in enumerate(scene.geometry.lengths):
+        for cache, wide, rows in zip(
+            scene.caches, plain.caches, (scene.ks[r], scene.vs[r]), strict=True
+        ):
+            codec_of = kvq_codecs.get(cache.spec.name)
+            decoded = codec_of.decode(codec_of.encode(rows.cpu().float().numpy()))
+            put(wide, torch.from_numpy(decoded), scene.slots(r, 0, length))
+    packed, unpacked = attend(scene).float(), attend(plain).float()
+    # one step of bfloat16, at the size of the row's largest value
+    step = 2.0**-7 * unpacked.abs().amax(dim=-1, keepdim=True)
+    assert bool(((packed - unpacked).abs() <= step).all())
+    error = (packed - unpacked).norm(dim=-1) / unpacked.norm(dim=-1)
+    assert float(error.max()) <= 2 * KERNEL[torch.bfloat16]
+
+
+def test_the_poison_is_nan_where_a_codec_can_say_so() -> None:
+    for codec in PACKED:
+        scene = scene_of(codec, "cpu", lengths=(1,), queries=1)
+        assert kvq_codecs.get(codec).decode(scene.k_cache.map(lambda plane: plane[0])).isnan().all()
