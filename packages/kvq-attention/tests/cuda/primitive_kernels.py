@@ -34,6 +34,7 @@ WORDS = {
     "low_bf16_bits": "as_bits(low_bf16(a))",
     "high_bf16_bits": "as_bits(high_bf16(a))",
     "e4m3": "halves_of_e4m3(a)",
+    "upper_e4m3": "upper_halves_of_e4m3(a)",
     "power": "as_bits(exp2_fast(as_float(a)))",
     "logarithm": "as_bits(log2_fast(as_float(a)))",
     "moved": "transpose_matrix(a)",

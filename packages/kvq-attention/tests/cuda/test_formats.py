@@ -21,7 +21,7 @@ from .emulator.program import Program, build, needs_compiler
 ARCHS = (80, 86, 89, 90, 100, 120)
 UNITS = np.arange(1 << 16, dtype=np.uint32)
 DIM = 128
-BY_ARCH = ("fp8", "fp8_e4m3")  # unpacked by other instructions before sm_89
+BY_ARCH = ("fp8", "fp8_e4m3", "nvfp4")  # unpacked by other instructions before sm_89
 HAVE_E4M3 = ("fp8", "fp8_e4m3", "nvfp4")
 KERNELS = ("facts", "unpacked")
 TEXT = """

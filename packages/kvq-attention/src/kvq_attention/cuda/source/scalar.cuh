@@ -242,6 +242,19 @@ DEVICE u32 halves_of_e4m3(u32 two) {
 #endif
 }
 
+// The same of bits 16-23 and 24-31: no shift comes first.
+DEVICE u32 upper_halves_of_e4m3(u32 four) {
+#if defined(__CUDACC__) && KVQ_ARCH >= 89
+  u32 result;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.rn.f16x2.e4m3x2 %0, high;\n}"
+      : "=r"(result)
+      : "r"(four));
+  return result;
+#else
+  return halves_of_e4m3(four >> 16);
+#endif
+}
+
 // Within two units in the last place; subnormal results and operands are 0.
 DEVICE float exp2_fast(float x) {
 #ifdef __CUDACC__

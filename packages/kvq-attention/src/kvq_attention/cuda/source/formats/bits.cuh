@@ -22,3 +22,7 @@ DEVICE u32 multiply_high(u32 a, u32 b) {
   return u32(u64(a) * b >> 32);
 #endif
 }
+
+// A constant that lies in a register of each thread. Left to itself the compiler keeps constants in
+// uniform registers, which `permute` cannot read, and copies them whenever they are used.
+DEVICE u32 in_register(u32 constant) { return constant ^ u32(warp()) >> 10; }

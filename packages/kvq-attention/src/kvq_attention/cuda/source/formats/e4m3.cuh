@@ -12,16 +12,17 @@ struct E4m3 {
 #if KVQ_ARCH >= 89
   static constexpr float FACTOR = 1;
 
-  // The conversion takes two neighbouring bytes.
+  // The conversion takes two neighbouring bytes. 3 + 0
   DEVICE static void unpack(u32 word, u32, u32 (&values)[SPLIT]) {
     const u32 pairs = permute(word, 0, 0x3120);
     values[0] = halves_of_e4m3(pairs);
-    values[1] = halves_of_e4m3(pairs >> 16);
+    values[1] = upper_halves_of_e4m3(pairs);
   }
 #else
   static constexpr float FACTOR = 256;
 
   // Exponent and mantissa go to bits 7-13 of a half, whose bias is larger by 8; NaN reads as 480.
+  // 5 + 2
   DEVICE static void unpack(u32 word, u32, u32 (&values)[SPLIT]) {
     const u32 even = word << 8, even_digits = (word << 7) & 0x3F803F80;
     const u32 odd_digits = (word >> 1) & 0x3F803F80;

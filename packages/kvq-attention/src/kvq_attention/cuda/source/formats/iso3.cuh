@@ -17,9 +17,9 @@ struct Iso3 {
   // centroids. So the bytes of both units lie side by side first, even and odd values become
   // nibbles, and a top bit joins each. 23 + 5
   //
-  // Also tried: selectors shifted down instead of multiplied, 25 + 3; top bits spread over all
-  // values at once, as Triton's kernels do, 32 + 10; magnitudes looked up as whole halves, whose
-  // selectors and signs take an instruction a pair each, 25 + 22.
+  // Also tried: selectors shifted instead of multiplied, 25 + 3; top bits spread with low bits for
+  // even and for odd values, which are paired after that, 41 + 6; magnitudes looked up as whole
+  // halves, with a selector and a sign for each pair, 31 + 20.
   DEVICE static void unpack(u32 word, u32 second, u32 (&values)[SPLIT]) {
     const u32 low = permute(word, 0, 0x3120);
     // Byte k of the next is the nibble of top bits for byte k of `low`.
@@ -40,8 +40,8 @@ struct Iso3 {
  private:
   // Two values of the low unit, then two of the high one.
   DEVICE static void look_up(u32 selector, u32& first, u32& second) {
-    const u32 low = permute(ISO3_LOW_0, ISO3_LOW_4, selector);
-    const u32 high = permute(ISO3_HIGH_0, ISO3_HIGH_4, selector);
+    const u32 low = permute(in_register(ISO3_LOW_0), ISO3_LOW_4, selector);
+    const u32 high = permute(in_register(ISO3_HIGH_0), ISO3_HIGH_4, selector);
     first = permute(low, high, 0x6240);
     second = permute(low, high, 0x7351);
   }

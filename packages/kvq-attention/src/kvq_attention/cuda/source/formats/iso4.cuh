@@ -14,13 +14,12 @@ struct Iso4 {
   static constexpr bool BF16 = false;
 
   // A permutation looks four nibbles up in eight bytes: in the low bytes of the first eight
-  // centroids, all negative, and in the high ones. From 8 on indices run backwards and the sign,
-  // set once for four values, is flipped. Even and odd values are looked up apart, each in the
-  // order (low unit, high unit) of one value, then of the other. 14 + 6
+  // centroids, which are negative, and in their high ones. From 8 on indices run backwards and the
+  // sign, of four values at once, is flipped. Even and odd values are looked up apart. 14 + 5
   //
-  // Also tried: nibbles paired by permutation, signs flipped pair by pair 15 + 6 to 17 + 4; two
-  // tables of eight whose other half reads as 0, 19 + 4; an odd polynomial on f16, 5 + 28 and not
-  // exact.
+  // Also tried: nibbles paired by a permutation and signs flipped pair by pair, 15 + 5, and with
+  // shifts in place of products 17 + 4; indices turned round by shifts, 25 + 5; two lookups, of
+  // which one gives 0 by selecting a sign, 24 + 3.
   DEVICE static void unpack(u32 word, u32, u32 (&values)[SPLIT]) {
     const u32 flip = multiply_high(word & 0x88888888, 0xE0000000);  // bit 3 to bits 0-2
     const u32 even = logic<XOR_AND>(word, flip, 0x07070707);
@@ -36,8 +35,8 @@ struct Iso4 {
  private:
   // Selects two values of two units each; signs in bits 7, 15, 23, 31 are set where positive.
   DEVICE static void look_up(u32 selector, u32 signs, u32& first, u32& second) {
-    const u32 low = permute(ISO4_LOW_0, ISO4_LOW_4, selector);
-    const u32 negative = permute(ISO4_HIGH_0, ISO4_HIGH_4, selector);
+    const u32 low = permute(in_register(ISO4_LOW_0), ISO4_LOW_4, selector);
+    const u32 negative = permute(in_register(ISO4_HIGH_0), ISO4_HIGH_4, selector);
     const u32 high = logic<AND_XOR>(signs, 0x80808080, negative);
     first = permute(low, high, 0x5140);
     second = permute(low, high, 0x7362);

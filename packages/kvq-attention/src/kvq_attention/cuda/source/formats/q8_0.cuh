@@ -12,10 +12,10 @@ struct Q8_0 {
   static constexpr bool ROTATED = false;
   static constexpr bool BF16 = false;
 
-  // Under the exponent of 1024 a byte ^ 128 is the f16 number 1152 + value.
+  // Under the exponent of 1024 a byte ^ 128 is the f16 number 1152 + value. 3 + 2
   DEVICE static void unpack(u32 word, u32, u32 (&values)[SPLIT]) {
     const u32 even = logic<AND_XOR>(word, 0x00FF00FF, 0x64806480);
-    const u32 odd = permute(word ^ 0x80808080, 0x64646464, 0x4341);
+    const u32 odd = logic<AND_XOR>(word >> 8, 0x00FF00FF, 0x64806480);
     values[0] = sub_halves(even, 0x64806480);
     values[1] = sub_halves(odd, 0x64806480);
   }
