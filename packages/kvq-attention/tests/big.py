@@ -10,8 +10,8 @@ import kvq_codecs
 from kvq_codecs import Encoded
 
 from . import oracle
-from .scene import V_GAIN, Geometry, Scene
 from .decode.cases import judge
+from .scene import V_GAIN, Geometry, Scene
 
 CUDA = "cuda"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
 
@@ -14,7 +12,6 @@ from .emulator.program import SOURCE, build
 RESIDENT = 3  # blocks at once: few, so that each has several pieces
 
 
-@cache
 def load(
     k: str,
     v: str,

@@ -11,8 +11,9 @@ from kvq_attention import AttentionError, crossovers, launches, ops
 from kvq_attention.claims import CUDA_CODECS, CUDA_HEAD_DIMS, CUDA_MOST_GROUP, CUDA_PAGE_TOKENS
 from kvq_codecs import get
 
+from ..decode.cases import judge
+from ..decode.places import CUDA
 from ..scene import TIER, Geometry, build
-from ..triton.cases import attend, judge
 
 pytestmark = pytest.mark.gpu
 
@@ -28,7 +29,7 @@ def check(geometry: Geometry, seed: int = 0, **scoring: Any) -> None:
     """Attend in a scene of this geometry, see that the kernel ran, and judge the output."""
     scene = build(geometry, "cuda", stored_queries=True, seed=seed)
     with launches.counting() as counted:
-        out = attend(scene, backend=BACKEND, **scoring)
+        out = CUDA.attend(scene, **scoring)
     assert counted[BACKEND]["decode"] > 0
     judge(out, scene.expected(fresh=False, **scoring), geometry.dtype)
 
@@ -97,7 +98,7 @@ def test_cuda_decodes_sinks() -> None:
     check(shape, sinks=sinks.bfloat16(), window=7)
     check(shape, sinks=sinks.half(), softcap=2.0)
     scene = build(shape, "cuda", stored_queries=True)
-    everything = attend(scene, backend=BACKEND, sinks=torch.full((6,), 1e4, device="cuda"))
+    everything = CUDA.attend(scene, sinks=torch.full((6,), 1e4, device="cuda"))
     assert torch.equal(everything, torch.zeros_like(everything))
 
 

@@ -7,94 +7,82 @@ from typing import Any
 import pytest
 import torch
 
-from kvq_attention import Scoring
-from kvq_attention.triton import tiles
-from kvq_attention.triton.decode import launch
-
-from ..scene import TIER, Geometry, Scene, build
-from .cases import (
-    attend,
-    each_kind,
-    ieee,
-    in_interpreter,
-    judge,
-    poison_new_tensors,
-)
+from ..scene import Scene
+from .cases import check_output, ieee, poison_new_tensors
+from .places import KINDS, ON_CPU, Place, each_codec, each_place
 
 pytestmark = ieee
 
-# Chunks so short that the interpreter gets through several; a request is cut into 4 at most.
-SHORT = tiles.Config(tokens=16, warps=1, stages=2, programs=8, chunk=32, max_chunks=4)
+# Chunks so short that an interpreter gets through several; a request is cut into 4 at most.
+SHORT, MOST = 32, 4
 EDGES = (31, 32, 33, 65)
 TOO_LONG = (128, 129, 200)  # 4 chunks of 32, then longer ones
 
 
-def scene_of(codec: str, device: str, lengths: tuple[int, ...], **shape: Any) -> Scene:
+def scene_of(codec: str, place: Place, lengths: tuple[int, ...], **shape: Any) -> Scene:
     wanted = {"heads": 1, "kv_heads": 1, "dim": 128, **shape}
-    geometry = Geometry(codec, lengths=lengths, **wanted)
-    return build(geometry, device, stored_queries=True, seed=9)
+    return place.scene(codec, lengths=lengths, **wanted, seed=9)
 
 
-def cut(scene: Scene, config: tiles.Config = SHORT, **scoring: Any) -> torch.Tensor:
-    given = Scoring(**{"scale": scene.scale, **scoring})
-    return launch(scene.q, *scene.caches, scene.batch(), TIER, given, config)
+def cut(
+    place: Place, scene: Scene, tokens: int = SHORT, most: int = MOST, **scoring: Any
+) -> torch.Tensor:
+    """The output where a sequence is cut into such chunks."""
+    with place.chunks_of(tokens, most):
+        return place.attend(scene, **scoring)
 
 
-@each_kind
-@in_interpreter
-def test_lengths_at_the_edges_of_chunks(codec: str, device: str) -> None:
-    scene = scene_of(codec, device, EDGES)
-    judge(cut(scene), scene.expected(fresh=False), torch.float32)
+@each_codec(KINDS, ON_CPU)
+def test_lengths_at_the_edges_of_chunks(codec: str, place: Place) -> None:
+    scene = scene_of(codec, place, EDGES)
+    check_output(scene, cut(place, scene))
 
 
-@in_interpreter
-def test_more_chunks_than_there_may_be_become_longer_ones(device: str) -> None:
-    scene = scene_of("q8_0", device, TOO_LONG)
-    judge(cut(scene), scene.expected(fresh=False), torch.float32)
+@each_place(ON_CPU)
+def test_more_chunks_than_there_may_be_become_longer_ones(place: Place) -> None:
+    scene = scene_of("q8_0", place, TOO_LONG)
+    check_output(scene, cut(place, scene))
 
 
 @pytest.mark.parametrize("window", [1, 31, 32, 33, 70])
-@in_interpreter
-def test_windows_at_the_edges_of_chunks(window: int, device: str) -> None:
+@each_place(ON_CPU)
+def test_windows_at_the_edges_of_chunks(window: int, place: Place) -> None:
     """A window moves where the first chunk begins; its queries straddle chunks."""
-    scene = scene_of("q8_0", device, (66, 140), queries=(4, 1))
-    scoring = {"window": window, "sinks": torch.tensor([0.5], device=device)}
-    judge(cut(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+    scene = scene_of("q8_0", place, (66, 140), queries=(4, 1))
+    scoring = {"window": window, "sinks": torch.tensor([0.5], device=place.device)}
+    check_output(scene, cut(place, scene, **scoring), **scoring)
 
 
-@in_interpreter
-def test_chunks_that_a_query_does_not_see(device: str) -> None:
+@each_place(ON_CPU)
+def test_chunks_that_a_query_does_not_see(place: Place) -> None:
     """The last chunk holds nothing that the first queries of the step see."""
-    scene = scene_of("fp8", device, (40, 66), queries=(12, 5))
-    judge(cut(scene), scene.expected(fresh=False), torch.float32)
+    scene = scene_of("fp8", place, (40, 66), queries=(12, 5))
+    check_output(scene, cut(place, scene))
 
 
-@each_kind
-@in_interpreter
+@each_codec(KINDS, ON_CPU)
 def test_f49_scratch_full_of_nan_changes_nothing(
-    codec: str, device: str, monkeypatch: pytest.MonkeyPatch
+    codec: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = scene_of(codec, device, (20, 50), heads=3, queries=(1, 2))
-    clean = cut(scene)
-    judge(clean, scene.expected(fresh=False), torch.float32)
+    scene = scene_of(codec, place, (20, 50), heads=3, queries=(1, 2))
+    clean = cut(place, scene)
+    check_output(scene, clean)
     with monkeypatch.context() as patched:
         made = poison_new_tensors(patched)
-        assert torch.equal(cut(scene), clean)
+        assert torch.equal(cut(place, scene), clean)
     assert len(made) >= 3, "the output and both scratch tensors come unwritten"
 
 
-@in_interpreter
-def test_the_cut_moves_an_output_by_rounding_at_most(device: str) -> None:
-    scene = scene_of("q4_0", device, (300,))
-    expected = scene.expected(fresh=False)
-    for tokens, chunk in ((16, 16), (32, 64), (128, 512)):  # 19 chunks, 5, 1
-        config = tiles.Config(tokens=tokens, warps=1, stages=2, programs=8, chunk=chunk)
-        judge(cut(scene, config), expected, torch.float32)
+@each_place(ON_CPU)
+def test_the_cut_moves_an_output_by_rounding_at_most(place: Place) -> None:
+    scene = scene_of("q4_0", place, (300,))
+    for tokens in (16, 128, 512):  # 19 chunks, 3, 1
+        check_output(scene, cut(place, scene, tokens, most=64))
 
 
-@in_interpreter
-def test_the_chunks_of_a_launch_as_it_is_picked(device: str) -> None:
+@each_place(ON_CPU)
+def test_the_chunks_of_a_launch_as_it_is_picked(place: Place) -> None:
     """One token less and one more than a chunk of the usual size, and than two."""
-    chunk = tiles.CHUNK
-    scene = scene_of("q8_0", device, (chunk - 1, chunk + 1, 2 * chunk + 1))
-    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+    chunk = place.chunk
+    scene = scene_of("q8_0", place, (chunk - 1, chunk + 1, 2 * chunk + 1))
+    check_output(scene, place.attend(scene))

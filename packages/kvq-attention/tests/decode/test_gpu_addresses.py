@@ -11,12 +11,11 @@ import kvq_codecs
 from kvq_attention import Batch, Table, ops
 from kvq_codecs import Encoded
 
+from .. import big
+from ..layouts import ALIGNED
 from ..scene import TIER, assert_same_bytes
-from . import big
-from .cases import BACKEND, compiled, judge
-from .layouts import ALIGNED
-
-pytestmark = [pytest.mark.gpu, compiled]
+from .cases import judge
+from .places import ON_GPU, Place, each_codec
 
 POOL_BYTES = 21 << 30
 HEADS, KV_HEADS, DIM, PAGE_TOKENS, LENGTH, QUERIES = 32, 8, 128, 16, 333, 7
@@ -78,8 +77,8 @@ def part(cache: Encoded, pages: list[int]) -> Encoded:
     return cache.map(lambda x: big.as_integers(x).index_select(0, where).view(x.dtype))
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16", "q8_0", "q4_0", "nvfp4", "iso3"])
-def test_f51_p120_slots_at_the_end_of_a_large_pool(codec: str) -> None:
+@each_codec(["fp32", "bf16", "q8_0", "q4_0", "nvfp4", "iso3"], ON_GPU)
+def test_f51_p120_slots_at_the_end_of_a_large_pool(codec: str, place: Place) -> None:
     """Store, a verify step of seven queries, and copies: the bits of the pool's first pages."""
     caches = pool(codec)
     random = torch.Generator("cuda").manual_seed(len(codec))
@@ -89,11 +88,11 @@ def test_f51_p120_slots_at_the_end_of_a_large_pool(codec: str) -> None:
 
     def fill(pages: list[int]) -> None:
         page = torch.tensor(pages, device="cuda")[position // PAGE_TOKENS]
-        ops.store(k, v, *caches, page * PAGE_TOKENS + position % PAGE_TOKENS, backend=BACKEND)
+        ops.store(k, v, *caches, page * PAGE_TOKENS + position % PAGE_TOKENS, backend="triton")
 
     def attended(pages: list[int]) -> torch.Tensor:
         batch = batch_of(pages)
-        return ops.decode(q, *caches, batch, TIER, scale=DIM**-0.5, backend=BACKEND)
+        return ops.decode(q, *caches, batch, TIER, scale=DIM**-0.5, backend=place.backend)
 
     lists = page_lists(caches)
     assert any(plane.numel() * plane.itemsize > 2**32 for plane in caches[0].planes.values())
@@ -119,10 +118,10 @@ def test_f51_p120_slots_at_the_end_of_a_large_pool(codec: str) -> None:
                 big.as_integers(plane)[pages] = 0
         # the same by copying: from the first pages there, and back from there
         ids = [torch.tensor(x, device="cuda") for x in (start, pages)]
-        ops.copy_pages(caches, *ids, backend=BACKEND)
+        ops.copy_pages(caches, *ids, backend="triton")
         assert torch.equal(attended(pages), low), name
         for cache in caches:
             for plane in cache.planes.values():
                 plane[:NEEDED].view(torch.uint8).zero_()
-        ops.copy_pages(caches, *reversed(ids), backend=BACKEND)
+        ops.copy_pages(caches, *reversed(ids), backend="triton")
         assert torch.equal(attended(start), low), name

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pytest
 import torch
 
 from kvq_attention import Batch, Table, launches, ops
 from kvq_codecs import Encoded
 
+from .. import big
 from ..scene import TIER, assert_same_bytes
-from . import big
-from .cases import BACKEND, compiled, each_codec
+from .places import ON_GPU, Place, each_codec
 
-pytestmark = [pytest.mark.gpu, compiled]
-
-# The shape of test_decode_gpu.py, compiled there already
+# The shape of test_gpu.py, compiled there already
 REQUESTS, HEADS, KV_HEADS, DIM, PAGE_TOKENS = 6, 32, 8, 128, 16
 TOKENS, PAGES, COLUMNS = 16, 400, 64
 
@@ -66,10 +63,12 @@ def step(lengths: list[int], queries: list[int], seed: int) -> Step:
     return Step(batch, q, k, v)
 
 
-def run(given: Step, caches: tuple[Encoded, Encoded], sinks: torch.Tensor) -> torch.Tensor:
+def run(
+    place: Place, given: Step, caches: tuple[Encoded, Encoded], sinks: torch.Tensor
+) -> torch.Tensor:
     """A layer of a step: store, then decode."""
     slots = given.batch.tables[TIER].slot_mapping
-    ops.store(given.k, given.v, *caches, slots, backend=BACKEND)
+    ops.store(given.k, given.v, *caches, slots, backend="triton")
     return ops.decode(
         given.q,
         *caches,
@@ -79,7 +78,7 @@ def run(given: Step, caches: tuple[Encoded, Encoded], sinks: torch.Tensor) -> to
         window=300,
         softcap=20.0,
         sinks=sinks,
-        backend=BACKEND,
+        backend=place.backend,
     )
 
 
@@ -92,8 +91,8 @@ STEPS = [
 ]
 
 
-@each_codec
-def test_a_replay_gives_the_bits_of_an_eager_call(codec: str) -> None:
+@each_codec(places=ON_GPU)
+def test_a_replay_gives_the_bits_of_an_eager_call(codec: str, place: Place) -> None:
     caches = [big.empty(codec, PAGES, KV_HEADS, PAGE_TOKENS, DIM) for _ in range(2)]
     random = torch.Generator("cuda").manual_seed(len(codec))
     for cache in caches:  # every slot holds a row: lengths count tokens that other steps stored
@@ -106,18 +105,19 @@ def test_a_replay_gives_the_bits_of_an_eager_call(codec: str) -> None:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        run(static, (caches[0], caches[1]), sinks)  # compiles, and writes to none that is compared
+        # compiles, and writes to none that is compared
+        run(place, static, (caches[0], caches[1]), sinks)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with launches.counting() as counted, torch.cuda.graph(graph):
-        out = run(static, replayed, sinks)
-    assert counted[BACKEND]["decode"] > 0 and counted[BACKEND]["store"] > 0
+        out = run(place, static, replayed, sinks)
+    assert counted[place.backend]["decode"] > 0 and counted["triton"]["store"] > 0
 
     for seed, (lengths, queries) in enumerate([*STEPS, *STEPS[::-1]]):
         given = step(lengths, queries, seed)
         static.write(given)
         graph.replay()
-        expected = run(given, eager, sinks)
+        expected = run(place, given, eager, sinks)
         assert torch.equal(out, expected)
         padding = slice(sum(queries), None)
         assert torch.equal(out[padding], torch.zeros_like(out[padding]))

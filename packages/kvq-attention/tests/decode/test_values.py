@@ -11,22 +11,10 @@ import torch
 
 import kvq_codecs
 
-from ..scene import V_GAIN, Geometry, Scene, build, put
+from ..scene import V_GAIN, Scene, put
 from ..tolerances import KERNEL
-from .cases import (
-    DTYPES,
-    FULL,
-    PACKED,
-    attend,
-    each_codec,
-    each_device,
-    expected_of_cache,
-    held,
-    ieee,
-    in_interpreter,
-    judge,
-    refill,
-)
+from .cases import DTYPES, FULL, PACKED, check_output, expected_of_cache, held, ieee, judge, refill
+from .places import INTERPRETED, Place, each_codec, each_place
 
 pytestmark = ieee
 
@@ -35,10 +23,10 @@ TWO, QUERIES = (9, 70), (1, 2)
 LONG = 1
 
 
-def scene_of(codec: str, device: str, **shape: Any) -> Scene:
+def scene_of(codec: str, place: Place, **shape: Any) -> Scene:
     """Few rows, as each costs the interpreter milliseconds; one shape, as a GPU compiles each."""
     wanted = {"heads": 1, "kv_heads": 1, "dim": 128, "lengths": (70,), **shape}
-    return build(Geometry(codec, **wanted), device, stored_queries=True, seed=7)
+    return place.scene(codec, **wanted, seed=7)
 
 
 def factors(rows: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor:
@@ -48,23 +36,21 @@ def factors(rows: torch.Tensor, low: float, high: float, seed: int) -> torch.Ten
     return (10.0**exponents).to(rows)
 
 
-@each_codec
-@each_device
-def test_scales_of_k_and_v_are_not_swapped(codec: str, device: str) -> None:
+@each_codec()
+def test_scales_of_k_and_v_are_not_swapped(codec: str, place: Place) -> None:
     """The codes of V = 37 · K are K's own: nothing but the scales differs."""
-    scene = scene_of(codec, device)
+    scene = scene_of(codec, place)
     for k, v in zip(scene.ks, scene.vs, strict=True):
         v.copy_(V_GAIN * k)
     refill(scene)
-    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+    check_output(scene, place.attend(scene))
 
 
 @pytest.mark.parametrize(("k_gain", "v_gain"), [(1e-4, 1e4), (1e4, 1e-4)])
-@each_codec
-@each_device
-def test_magnitudes_of_any_size(codec: str, k_gain: float, v_gain: float, device: str) -> None:
+@each_codec()
+def test_magnitudes_of_any_size(codec: str, k_gain: float, v_gain: float, place: Place) -> None:
     """Logits stay near 1; values of a block must not overflow or vanish in 16 bits on the way."""
-    scene = scene_of(codec, device)
+    scene = scene_of(codec, place)
     if codec in ("iso3", "iso4"):  # the scale is the row's norm: 1e4 would be infinite
         k_gain, v_gain = min(k_gain, 3e3), min(v_gain, 3e3)
     for k, v in zip(scene.ks, scene.vs, strict=True):
@@ -72,48 +58,45 @@ def test_magnitudes_of_any_size(codec: str, k_gain: float, v_gain: float, device
         v.mul_(v_gain / V_GAIN)
     refill(scene)
     scoring = {"scale": scene.scale / k_gain}
-    judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+    check_output(scene, place.attend(scene, **scoring), **scoring)
 
 
-@each_codec
-@each_device
-def test_magnitudes_differ_from_token_to_token(codec: str, device: str) -> None:
-    scene = scene_of(codec, device)
+@each_codec()
+def test_magnitudes_differ_from_token_to_token(codec: str, place: Place) -> None:
+    scene = scene_of(codec, place)
     for r, (k, v) in enumerate(zip(scene.ks, scene.vs, strict=True)):
         k.mul_(factors(k, -3, 3, seed=r))
         v.mul_(factors(v, -3, 3, seed=100 + r) / V_GAIN)
     refill(scene)
     scoring = {"scale": 3e-3 * scene.scale}
-    judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+    check_output(scene, place.attend(scene, **scoring), **scoring)
 
 
 @pytest.mark.parametrize("tail", [1e-2, 1e-3])
-@each_codec
-@each_device
+@each_codec()
 def test_a_heavy_token_of_small_values_hides_no_others(
-    codec: str, tail: float, device: str
+    codec: str, tail: float, place: Place
 ) -> None:
     """The first token takes all but `tail` of the weight; the others' values outweigh its own."""
-    scene = scene_of(codec, device)
+    scene = scene_of(codec, place)
     q = scene.qs[0][0]
     scene.ks[0].mul_(0.05)
     scene.ks[0][0] = q / q.norm() ** 2 * 128**0.5 * math.log(70 / tail)
     scene.vs[0][0] *= tail
     refill(scene)
-    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+    check_output(scene, place.attend(scene))
 
 
-@each_codec
-@each_device
-def test_zero_rows(codec: str, device: str) -> None:
+@each_codec()
+def test_zero_rows(codec: str, place: Place) -> None:
     """Zero keys weigh all tokens alike; zero values give exactly 0."""
-    scene = scene_of(codec, device)
+    scene = scene_of(codec, place)
     scene.ks[0].zero_()
     refill(scene)
-    judge(attend(scene), scene.expected(fresh=False), torch.float32)
+    check_output(scene, place.attend(scene))
     scene.vs[0].zero_()
     refill(scene)
-    out, expected = attend(scene), scene.expected(fresh=False)
+    out, expected = place.attend(scene), scene.expected(fresh=False)
     assert torch.equal(expected, torch.zeros_like(expected)), "every codec has a zero"
     assert torch.equal(out, torch.zeros_like(out))
 
@@ -135,24 +118,23 @@ def random_bytes(scene: Scene) -> None:
             plane.copy_(torch.from_numpy(values.astype(plane.cpu().numpy().dtype)))
 
 
-@pytest.mark.parametrize("codec", PACKED)
-@each_device
-def test_every_byte_is_read_as_the_codec_reads_it(codec: str, device: str) -> None:
-    scene = scene_of(codec, device)
+@each_codec(PACKED)
+def test_every_byte_is_read_as_the_codec_reads_it(codec: str, place: Place) -> None:
+    scene = scene_of(codec, place)
     random_bytes(scene)
     keys, _ = (torch.cat(rows) for rows in zip(*held(scene), strict=True))
     scale = 4 / float(keys.norm(dim=-1).max())
     assert 0 < scale < 1e4
-    judge(attend(scene, scale=scale), expected_of_cache(scene, scale=scale), torch.float32)
+    expected = expected_of_cache(scene, scale=scale)
+    judge(place.attend(scene, scale=scale), expected, scene.geometry.dtype)
 
 
-@each_codec
-@each_device
-def test_p022_recycled_pages_of_other_bytes_never_leak(codec: str, device: str) -> None:
+@each_codec()
+def test_p022_recycled_pages_of_other_bytes_never_leak(codec: str, place: Place) -> None:
     """Unused slots, the last pages' rests and unused pages hold NaN scales and NaN codes."""
-    scene, window = scene_of(codec, device, lengths=TWO, queries=QUERIES), 20
-    clean = attend(scene, window=window)
-    judge(clean, scene.expected(fresh=False, window=window), torch.float32)
+    scene, window = scene_of(codec, place, lengths=TWO, queries=QUERIES), 20
+    clean = place.attend(scene, window=window)
+    check_output(scene, clean, window=window)
     for poison in (0xFF, 0x7F):
         for cache in scene.caches:
             for plane in cache.planes.values():
@@ -162,103 +144,99 @@ def test_p022_recycled_pages_of_other_bytes_never_leak(codec: str, device: str) 
                 # what the window has left behind is another request's by now
                 first = max(0, length - QUERIES[r] + 1 - window)
                 put(cache, rows[first:], scene.slots(r, first, length))
-        assert torch.equal(attend(scene, window=window), clean)
+        assert torch.equal(place.attend(scene, window=window), clean)
 
 
-@each_codec
-@each_device
-def test_a_nan_row_is_seen_where_it_is_and_nowhere_else(codec: str, device: str) -> None:
+@each_codec()
+def test_a_nan_row_is_seen_where_it_is_and_nowhere_else(codec: str, place: Place) -> None:
     """A key of head 0 and a value of head 1 are NaN; head 2 and the other request are as ever."""
-    scene = scene_of(codec, device, heads=3, kv_heads=3, lengths=TWO)
-    clean = attend(scene)
+    scene = scene_of(codec, place, heads=3, kv_heads=3, lengths=TWO)
+    clean = place.attend(scene)
     (slot,) = scene.slots(LONG, 23, 24)
     for head, (cache, rows) in enumerate(zip(scene.caches, (scene.ks, scene.vs), strict=True)):
         row = rows[LONG][23].clone()
         row[head] = torch.nan
         put(cache, row[None], [slot])
-    out = attend(scene)
+    out = place.attend(scene)
     assert out[LONG, :2].isnan().all(), "what is seen must not be hidden"
     out[LONG, :2] = clean[LONG, :2]
     assert torch.equal(out, clean)
 
 
-@pytest.mark.parametrize("codec", PACKED)  # others' values are NaN themselves, and 0 · NaN is NaN
-@each_device
-def test_a_nan_row_of_a_later_token_does_not_reach_earlier_queries(codec: str, device: str) -> None:
-    scene = scene_of(codec, device, lengths=(70,), queries=(2,))
-    clean = attend(scene)
+@each_codec(PACKED)  # others' values are NaN themselves, and 0 · NaN is NaN
+def test_a_nan_row_of_a_later_token_does_not_reach_earlier_queries(
+    codec: str, place: Place
+) -> None:
+    scene = scene_of(codec, place, lengths=(70,), queries=(2,))
+    clean = place.attend(scene)
     for cache in scene.caches:
         put(cache, torch.full((1, 1, 128), torch.nan), scene.slots(0, 69, 70))
-    out = attend(scene)
+    out = place.attend(scene)
     assert torch.equal(out[0], clean[0])
     assert out[1].isnan().all()
 
 
-@pytest.mark.parametrize("codec", FULL)
+@each_codec(FULL)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf])
-@each_device
-def test_an_infinite_value_is_seen_too(codec: str, value: float, device: str) -> None:
-    scene = scene_of(codec, device)
-    clean = attend(scene)
+def test_an_infinite_value_is_seen_too(codec: str, value: float, place: Place) -> None:
+    scene = scene_of(codec, place)
+    clean = place.attend(scene)
     scene.vs[0][23, 0, 5] = value
     refill(scene)
-    out = attend(scene)
+    out = place.attend(scene)
     assert not torch.isfinite(out[0, 0, 5])
     out[0, 0, 5] = clean[0, 0, 5]
     assert torch.equal(out, clean)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each_device
-def test_a_nan_query_spoils_its_own_row_only(dtype: torch.dtype, device: str) -> None:
-    scene = scene_of("q8_0", device, heads=2, lengths=TWO, queries=QUERIES, dtype=dtype)
-    clean, q = attend(scene), scene.q.clone()
+@each_place()
+def test_a_nan_query_spoils_its_own_row_only(dtype: torch.dtype, place: Place) -> None:
+    scene = scene_of("q8_0", place, heads=2, lengths=TWO, queries=QUERIES, dtype=dtype)
+    clean, q = place.attend(scene), scene.q.clone()
     q[2, 1, 3] = torch.nan
-    out = attend(scene, q=q)
+    out = place.attend(scene, q=q)
     assert out[2, 1].isnan().all()
     out[2, 1] = clean[2, 1]
     assert torch.equal(out, clean)
 
 
-@each_codec
-@each_device
-def test_logits_of_thousands_neither_overflow_nor_vanish(codec: str, device: str) -> None:
+@each_codec()
+def test_logits_of_thousands_neither_overflow_nor_vanish(codec: str, place: Place) -> None:
     """A ramp of logits from −9,000 to 9,000, one down again, and all of them at −9,000."""
-    scene = scene_of(codec, device)
+    scene = scene_of(codec, place)
     scene.qs[0].div_(scene.qs[0].norm())
     for ramp in (torch.linspace(-1, 1, 70), torch.linspace(1, -1, 70), torch.full((70,), -1.0)):
-        scene.ks[0].copy_(ramp.to(device)[:, None, None] * scene.qs[0])
+        scene.ks[0].copy_(ramp.to(place.device)[:, None, None] * scene.qs[0])
         refill(scene)
         scoring = {"scale": 9000.0}
-        judge(attend(scene, **scoring), scene.expected(fresh=False, **scoring), torch.float32)
+        check_output(scene, place.attend(scene, **scoring), **scoring)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("codec", ["fp8", "q8_0"])
-@each_device
+@each_codec(["fp8", "q8_0"])
 def test_f07_scales_far_from_a_power_of_two_are_not_rounded_into_the_tile(
-    codec: str, dtype: torch.dtype, device: str
+    codec: str, dtype: torch.dtype, place: Place
 ) -> None:
-    scene = scene_of(codec, device, dim=256, dtype=dtype)
+    scene = scene_of(codec, place, dim=256, dtype=dtype)
     for k, v in zip(scene.ks, scene.vs, strict=True):
         for x, gain in ((k, 1.0), (v, 1 / 37)):
             # a largest magnitude whose scale lies halfway between two powers of two
             x.mul_(gain)
             x[..., 0] = 448 * 1.4142 * 2.0**-7
     refill(scene)
-    out, expected = attend(scene), scene.expected(fresh=False)
+    out, expected = place.attend(scene), scene.expected(fresh=False)
     judge(out, expected, dtype)
     assert float((out.cpu().double() - expected).abs().max()) < 0.1
 
 
-@pytest.mark.parametrize("codec", PACKED)
-@in_interpreter
+@each_codec(PACKED, [INTERPRETED])
 def test_f09_a_packed_cache_attends_like_an_fp32_one_of_the_same_values(
-    codec: str, device: str
+    codec: str, place: Place
 ) -> None:
     """Other tiles, other splits: outputs may differ by what the kernels promise, no more."""
-    scene = scene_of(codec, device, dtype=torch.bfloat16)
-    plain = scene_of("fp32", device, dtype=torch.bfloat16)
+    scene = scene_of(codec, place, dtype=torch.bfloat16)
+    plain = scene_of("fp32", place, dtype=torch.bfloat16)
     for r, length in enumerate(scene.geometry.lengths):
         for cache, wide, rows in zip(
             scene.caches, plain.caches, (scene.ks[r], scene.vs[r]), strict=True
@@ -266,7 +244,7 @@ def test_f09_a_packed_cache_attends_like_an_fp32_one_of_the_same_values(
             codec_of = kvq_codecs.get(cache.spec.name)
             decoded = codec_of.decode(codec_of.encode(rows.cpu().float().numpy()))
             put(wide, torch.from_numpy(decoded), scene.slots(r, 0, length))
-    packed, unpacked = attend(scene).float(), attend(plain).float()
+    packed, unpacked = place.attend(scene).float(), place.attend(plain).float()
     # one step of bfloat16, at the size of the row's largest value
     step = 2.0**-7 * unpacked.abs().amax(dim=-1, keepdim=True)
     assert bool(((packed - unpacked).abs() <= step).all())

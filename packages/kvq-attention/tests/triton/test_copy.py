@@ -13,9 +13,9 @@ from kvq_attention.triton import copy as kernel
 from kvq_attention.triton.copy import Layout
 from kvq_codecs import Encoded
 
+from ..layouts import LAYOUTS, sparse
 from ..scene import assert_same_bytes, poisoned
 from .cases import each_codec, each_device, on_cpu
-from ..layouts import LAYOUTS, sparse
 
 PAGES = 9
 # Pairs with −1 or an id that the cache does not have are skipped; one page may go to several.

@@ -9,12 +9,11 @@ import kvq_codecs
 from kvq_attention import launches
 
 from ..decode.cases import check_output, ieee, name_of
-from ..decode.places import INTERPRETED, TRITON, Place, each_codec, each_place
+from ..decode.places import INTERPRETED, TRITONS, Place, each_codec, each_place
 from .cases import BACKEND
 
 pytestmark = ieee
 
-TRITONS = INTERPRETED, TRITON
 # Where a test is about indices, it runs in the interpreter alone: a GPU would compile each of its
 # shapes for seconds.
 in_interpreter = each_place([INTERPRETED])

@@ -11,8 +11,8 @@ from kvq_attention.triton import store as kernel
 from kvq_attention.triton.store_tiles import Config, Tile, pick_tile
 from kvq_codecs import Encoded
 
-from ..scene import assert_same_bytes, poisoned
 from ..decode.cases import DTYPES, PAGE_TOKENS, ieee
+from ..scene import assert_same_bytes, poisoned
 from .cases import DIMS, dims_of, each_codec, each_device
 from .stored import PAGES, check, pair, rows, some_slots
 

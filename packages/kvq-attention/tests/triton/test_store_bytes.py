@@ -12,8 +12,8 @@ from kvq_attention.triton import store as kernel
 from kvq_attention.triton.store_tiles import Config, Tile, pick_tile
 from kvq_codecs import Encoded
 
-from ..scene import as_numpy, assert_same_bytes, poisoned
 from ..decode.cases import FULL, ieee
+from ..scene import as_numpy, assert_same_bytes, poisoned
 from .cases import dims_of, each_codec, each_device
 
 pytestmark = ieee

@@ -9,8 +9,8 @@ import kvq_codecs
 from kvq_attention import ops
 from kvq_codecs import Encoded
 
-from ..scene import V_GAIN, assert_same_bytes
 from .. import big
+from ..scene import V_GAIN, assert_same_bytes
 from .cases import BACKEND, compiled, each_codec
 
 pytestmark = [pytest.mark.gpu, compiled]

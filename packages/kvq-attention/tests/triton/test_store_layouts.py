@@ -12,10 +12,10 @@ import torch
 import kvq_codecs
 from kvq_attention.triton import store as kernel
 
-from ..scene import poisoned, put
 from ..decode.cases import ieee
-from .cases import each_codec, each_device, on_cpu
 from ..layouts import LAYOUTS, Caches, one_block, page_of_everything, sparse, tokens_first
+from ..scene import poisoned, put
+from .cases import each_codec, each_device, on_cpu
 from .stored import check, pair
 
 pytestmark = ieee
