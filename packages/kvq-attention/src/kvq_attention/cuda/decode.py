@@ -106,7 +106,7 @@ def launch(
     )
     launches.record("cuda", "decode")
     grid = min(max(pieces, 1), kernels.resident)  # padding alone is blanked by a block, too
-    kernels.decode.launch((grid,), shape.threads, kernels.shared_bytes, (given,))
+    kernels.decode.launch((grid,), shapes.THREADS, kernels.shared_bytes, (given,))
     if not alone:
         kernels.merge.launch((num_tokens * q_heads,), dim, 0, (given,))
     return out
@@ -164,7 +164,7 @@ def load(
     step = function(source("decode.cu", given), "decode", device)
     join = function(source("merge.cu", merge_defines(dim, dtype, shape)), "merge", device)
     shared_bytes = given["SET_SHARED_BYTES"]
-    held = step.resident_blocks(shape.threads, shared_bytes)
+    held = step.resident_blocks(shapes.THREADS, shared_bytes)
     found = torch.cuda.get_device_properties(device)
     return Kernels(step, join, shared_bytes, held * found.multi_processor_count)
 
@@ -184,10 +184,9 @@ def defines(
         "SET_V": value.type,
         "K_HEADER": f'"{key.header}"',
         "V_HEADER": f'"{value.header}"',
-        "SET_COLUMNS": shape.columns,
+        "SET_ROWS": shape.rows,
         "SET_TILES": shape.tiles,
         "SET_STAGES": shape.stages,
-        "SET_WARPS": shape.warps,
         "SET_BLOCKS": shape.blocks,
         "SET_SOFTCAP": int(softcap),
         "SET_SHARED_BYTES": shape.shared_bytes(token_bytes(k, v, dim), dim),

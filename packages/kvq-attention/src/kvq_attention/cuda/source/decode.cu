@@ -1,9 +1,10 @@
 // Decode: attention of few query rows over a cache in the format it is stored in.
 //
-// A block takes pieces, runs of a request's tokens for one KV head; its warps take the piece's
-// tokens in turns, a step of a few tiles at a time. A warp's steps are copied into shared memory as
-// they are stored, ahead of use, and read in the layout of a tensor-core product's operand, where
-// codes become numbers: nothing unpacked is ever written anywhere.
+// A block is one warp, which takes a run of pieces: tokens of one KV head that follow each other,
+// and others. It goes through them in steps of a few tiles. Steps are copied into shared memory as
+// they are stored, ahead of use and across the ends of chunks, and read in the layout of a
+// tensor-core product's operand, where codes become numbers: nothing unpacked is ever written
+// anywhere.
 //
 // Defined for a compilation: what becomes a constant below, the formats' headers, NUMBER, and the
 // sizes of chunks.
@@ -22,53 +23,50 @@
 using K = SET_K;
 using V = SET_V;
 constexpr int DIM = SET_DIM;
-constexpr int COLUMNS = SET_COLUMNS;  // groups of 8 query rows
-constexpr int TILES = SET_TILES;      // a step
-constexpr int STAGES = SET_STAGES;    // steps that a warp has under way
-constexpr int WARPS = SET_WARPS;      // a block
-constexpr int BLOCKS = SET_BLOCKS;    // that a multiprocessor's registers are to hold
+constexpr int ROWS = SET_ROWS;      // query rows a piece
+constexpr int TILES = SET_TILES;    // a step
+constexpr int STAGES = SET_STAGES;  // steps under way
+constexpr int BLOCKS = SET_BLOCKS;  // that a multiprocessor's registers are to hold
 constexpr bool SOFTCAP = SET_SOFTCAP;
 
-constexpr int ROWS = 8 * COLUMNS;
-constexpr int STEP = TILE * TILES;  // tokens a step
+constexpr int COLUMNS = (ROWS + 7) / 8;  // groups of 8 query rows
+constexpr int STEP = TILE * TILES;       // tokens a step
+static_assert(CHUNK_STEP % STEP == 0, "chunks are whole steps");
 
 using KeyLayout = Layout<K, DIM>;
 using ValueLayout = Layout<V, DIM>;
-
-// What a warp has in flight, and in the end its sums.
 constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
-constexpr int RING_BYTES = STAGES * TILES * TILE_BYTES;
-constexpr int PART_BYTES = int(sizeof(Part<DIM, ROWS>));
-constexpr int WARP_BYTES = ((RING_BYTES > PART_BYTES ? RING_BYTES : PART_BYTES) + 127) / 128 * 128;
 
 struct Shared {
+  u8 ring[STAGES * TILES * TILE_BYTES];
   QueryRows<DIM, ROWS> queries;
-  Weights<ROWS, WARPS> weights;
+  Means<DIM, ROWS> means;
 };
-static_assert(WARPS * WARP_BYTES + int(sizeof(Shared)) == SET_SHARED_BYTES, "as shapes.py counts");
+static_assert(sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 
-// One warp's walk over its steps of a piece.
+// The steps of chunks that follow each other, for one KV head.
 struct Walk {
   const Arguments& a;
   const i32* table;
   u8* ring;
   Source k, v;
   int first, last, steps;
-  bool lost;
 
-  DEVICE int token_of(int step) const { return first + step * WARPS * STEP; }
+  DEVICE int token_of(int step) const { return first + step * STEP; }
 
   DEVICE void find_pages(int (&pages)[TILES], int step) const {
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       const int token = token_of(step) + t * TILE;
-      pages[t] = step < steps && token < last ? table[token >> a.page_shift] : 0;
+      pages[t] = token < last ? table[token >> a.page_shift] : 0;
     }
   }
 
   DEVICE u8* tile(int step, int t) const { return ring + (step % STAGES * TILES + t) * TILE_BYTES; }
 
-  DEVICE void begin(const int (&pages)[TILES], int step) {
+  // Whether a page is missing.
+  DEVICE bool begin(const int (&pages)[TILES], int step) const {
+    bool lost = false;
     if (step < steps) {
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
@@ -83,16 +81,7 @@ struct Walk {
       }
     }
     copies_commit();
-  }
-
-  // The first steps, and the pages of the one behind them.
-  DEVICE void start(int (&pages)[TILES]) {
-#pragma unroll
-    for (int step = 0; step < STAGES - 1; step++) {
-      find_pages(pages, step);
-      begin(pages, step);
-    }
-    find_pages(pages, STAGES - 1);
+    return lost;
   }
 };
 
@@ -100,6 +89,22 @@ struct Walk {
 struct State {
   float top[COLUMNS][2], weight[COLUMNS][2];  // of rows 8n + 2 (l % 4) and the next
   Sums<DIM, COLUMNS> sums;
+
+  DEVICE void clear() {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        top[n][j] = LOWEST;
+        weight[n][j] = 0.0f;
+      }
+#pragma unroll
+      for (int step = 0; step < DIM / 16; step++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[n][step][i] = 0.0f;
+      }
+    }
+  }
 };
 
 // What the rows of a lane see.
@@ -226,103 +231,106 @@ DEVICE void attend(State& state, const Walk& walk, int step, const Queries<DIM, 
   }
 }
 
-// One warp's share of a piece.
-DEVICE void walk_steps(State& state, Walk& walk, int (&pages)[TILES],
-                       const Queries<DIM, COLUMNS>& queries, const Sight& sight,
-                       const Request& request, int lowest) {
-  const Arguments& a = walk.a;
-  // Up to here every row sees all, and from here on in a window.
+// Goes through `count` pieces of one KV head and group, from piece `piece` on, which is chunk
+// `chunk` of its request.
+DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Request& request, int index,
+                        int piece, int chunk, int count, int row, int head) {
+  const Line line = line_of<ROWS>(a, request, row, head);
+  const Cut& cut = request.chunks;
+  const int end = smaller(request.length, a.reach);
+  Walk walk{a, a.page_table + index * a.table_row, shared.ring, source_of(a.k, head),
+            source_of(a.v, head)};
+  walk.first = cut.first + chunk * cut.size;
+  walk.last = smaller(walk.first + count * cut.size, end);
+  walk.steps = walk.first < walk.last ? divided_up(walk.last - walk.first, STEP) : 0;
+  int pages[STAGES][TILES];
+#pragma unroll
+  for (int step = 0; step < STAGES; step++) walk.find_pages(pages[step], step);
+  // Steps of which a page is missing, as bits: the next one's is the lowest.
+  u32 missing = 0;
+#pragma unroll
+  for (int step = 0; step < STAGES - 1; step++) {
+    missing |= u32(walk.begin(pages[step], step)) << step;
+  }
+  int(&next)[TILES] = pages[STAGES - 1];
+
+  load_queries<K, DIM, ROWS>(shared.queries, a, request.start, line);
+  sync_warp();
+  Queries<DIM, COLUMNS> queries;
+  place_queries<K, DIM, ROWS, COLUMNS>(queries, shared.queries);
+  Sight sight;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int mine = (8 * n + 2 * (lane() % 4) + j) % ROWS;
+      sight.power[n][j] = shared.queries.power[mine];
+      sight.position[n][j] = request.length - request.queries + shuffle(line.query, mine);
+    }
+  }
+  // Up to `whole` every row sees all, and from `inside` on in a window; before `lowest` none does.
   const int whole = smaller(walk.last, request.length - request.queries + 1);
   const int inside = a.window > 0 ? request.length - a.window : 0;
+  const int lowest = a.window > 0 ? larger(inside - request.queries + 1, 0) : 0;
+
+  int boundary = walk.first + cut.size;
+  bool lost = request.length > a.reach;
+  State state;
+  state.clear();
   for (int step = 0; step < walk.steps; step++) {
     sync_warp();  // the stage that is overwritten has been read by all lanes
-    walk.begin(pages, step + STAGES - 1);
-    walk.find_pages(pages, step + STAGES);
+    missing |= u32(walk.begin(next, step + STAGES - 1)) << (STAGES - 1);
+    walk.find_pages(next, step + STAGES);
     copies_wait<STAGES - 1>();
     sync_warp();
+    lost |= missing & 1;
+    missing >>= 1;
     const int token = walk.token_of(step);
     const bool masked = token + STEP > whole || token < inside;
     if (masked && (token < lowest || token + STEP > walk.last)) {
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
         const int at = token + t * TILE;
-        u8* values = walk.tile(step, t) + KeyLayout::BYTES;
-        blank_rows<V, DIM>(values, lowest - at, walk.last - at);
+        blank_rows<V, DIM>(walk.tile(step, t) + KeyLayout::BYTES, lowest - at, walk.last - at);
       }
       sync_warp();
     }
     attend(state, walk, step, queries, sight, masked);
+    if (token + STEP >= boundary || step == walk.steps - 1) {
+      store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece++, request.start, line, lost,
+                                         state.sums, state.top, state.weight);
+      boundary += cut.size;
+      lost = request.length > a.reach;
+      state.clear();
+    }
   }
+  if (walk.steps == 0) {  // a request without tokens
+    store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece, request.start, line, lost,
+                                       state.sums, state.top, state.weight);
+  }
+  copies_wait<0>();
+  sync_warp();  // the ring and the queries are free
 }
 
-extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
-  u8* memory = shared_memory();
-  Shared& shared = *reinterpret_cast<Shared*>(memory + WARPS * WARP_BYTES);
-  u8* ring = memory + warp() * WARP_BYTES;
-  const auto part = [&](int w) -> Part<DIM, ROWS>& {
-    return *reinterpret_cast<Part<DIM, ROWS>*>(memory + w * WARP_BYTES);
-  };
-  const int total = smaller(count_pieces<ROWS>(a) * a.kv_heads, a.capacity);
+extern "C" GLOBAL void LAUNCH_BOUNDS(32, BLOCKS) decode(Arguments a) {
+  Shared& shared = *reinterpret_cast<Shared*>(shared_memory());
+  const int total = smaller(count_pieces<ROWS>(a), a.capacity);
   // Every block takes an equal run of pieces, within one.
-  const int begin = int(i64(total) * block() / blocks());
+  int piece = int(i64(total) * block() / blocks());
   const int end = int(i64(total) * (block() + 1) / blocks());
-  Cursor<ROWS> cursor;
-  if (begin < end) cursor = find<ROWS>(a, begin / a.kv_heads);
-  for (int piece = begin; piece < end; piece++) {
-    cursor.advance(a, piece / a.kv_heads);
-    const Request& request = cursor.request;
-    const int local = piece / a.kv_heads - cursor.before;
-    const Lines lines{local % request.groups * ROWS, piece % a.kv_heads, request};
-    const int chunk = request.chunks.first + local / request.groups * request.chunks.size;
-    const int last = smaller(chunk + request.chunks.size, smaller(request.length, a.reach));
-    const int first = chunk + warp() * STEP;
-    const int steps = first < last ? (last - first - 1) / (WARPS * STEP) + 1 : 0;
-    Walk walk{a, a.page_table + cursor.index * a.table_row, ring, source_of(a.k, lines.head),
-              source_of(a.v, lines.head), first, last, steps, false};
-    int pages[TILES];
-    sync_block();  // the piece before is stored
-    walk.start(pages);
-    load_queries<K, DIM, ROWS, WARPS>(shared.queries, a, lines);
-    sync_block();
-    Queries<DIM, COLUMNS> queries;
-    place_queries<K, DIM, COLUMNS>(queries, shared.queries);
-    State state = {};
-    Sight sight;
-#pragma unroll
-    for (int n = 0; n < COLUMNS; n++) {
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int row = 8 * n + 2 * (lane() % 4) + j;
-        state.top[n][j] = LOWEST;
-        sight.power[n][j] = shared.queries.power[row];
-        sight.position[n][j] = request.length - request.queries + lines.query(a, row);
-      }
+  if (piece < end) {
+    Cursor<ROWS> cursor = find<ROWS>(a, piece);
+    while (piece < end) {
+      cursor.advance(a, piece);
+      const Request& request = cursor.request;
+      const int chunks = request.chunks.count;
+      const int local = piece - cursor.before;
+      const int along = local / chunks, chunk = local % chunks;
+      const int count = smaller(end - piece, chunks - chunk);
+      walk_pieces(shared, a, request, cursor.index, piece, chunk, count,
+                  along / a.kv_heads * ROWS, along % a.kv_heads);
+      piece += count;
     }
-    int lowest = request.chunks.first;
-    if (a.window > 0) lowest = larger(request.length - request.queries - a.window + 1, 0);
-    walk_steps(state, walk, pages, queries, sight, request, lowest);
-
-    copies_wait<0>();
-    sync_warp();  // the ring becomes the place of the sums
-    put_sums<V, DIM, COLUMNS>(part(warp()), state.sums);
-#pragma unroll
-    for (int n = 0; n < COLUMNS; n++) {
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        float weight = state.weight[n][j];
-#pragma unroll
-        for (int mask = 4; mask < 32; mask *= 2) weight += shuffle_xor(weight, mask);
-        const int row = 8 * n + 2 * (lane() % 4) + j;
-        if (lane() < 4) {
-          shared.weights.top[warp()][row] = state.top[n][j];
-          shared.weights.weight[warp()][row] = weight;
-        }
-      }
-    }
-    const bool lost = walk.lost || request.length > a.reach;
-    if (lane() == 0) shared.weights.lost[warp()] = lost;
-    sync_block();
-    store_piece<V, DIM, ROWS, WARPS>(a, lines, piece, part, shared.weights);
   }
-  if (a.partial == nullptr) blank_padding<DIM, WARPS>(a);
+  if (a.partial == nullptr) blank_padding<DIM>(a);
 }

@@ -1,105 +1,92 @@
-// A piece's result: what the block's warps summed up, joined in their order.
+// A piece's result: what a warp summed up.
 #pragma once
 
 #include "queries.cuh"
 #include "softmax.cuh"
 #include "values.cuh"
 
-// The sums of one warp; a row's padding spreads rows over banks.
+// Means on their way to memory; a row's padding spreads rows over banks.
 template <int DIM, int ROWS>
-struct Part {
-  float sums[ROWS][DIM + 4];
+struct Means {
+  float values[ROWS][DIM + 4];
 };
 
-// The weights of all warps.
-template <int ROWS, int WARPS>
-struct Weights {
-  float top[WARPS][ROWS], weight[WARPS][ROWS];
-  u32 lost[WARPS];
-};
-
-template <class Format, int DIM, int COLUMNS>
-DEVICE void put_sums(Part<DIM, 8 * COLUMNS>& part, const Sums<DIM, COLUMNS>& sums) {
+// Stores a piece's rows: partial results, or, where every request is one chunk, results. tops,
+// weights: references and weights of rows 8n + 2 (l % 4) and the next; a lane's weights are of its
+// own tokens.
+template <class Format, int DIM, int ROWS, int COLUMNS>
+DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, int piece, int start,
+                        const Line& line, bool lost, const Sums<DIM, COLUMNS>& sums,
+                        const float (&tops)[COLUMNS][2], const float (&weights)[COLUMNS][2]) {
+  float mine = -infinity();  // log2 of the weight of row l % ROWS
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
+    float share[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      float weight = weights[n][j];
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) weight += shuffle_xor(weight, mask);
+      // NaN where a page was needed that is not there: never the numbers of another request.
+      if (lost) weight = not_a_number();
+      share[j] = weight == 0.0f ? 0.0f : Format::FACTOR / weight;
+      const float lse = weight == 0.0f ? -infinity() : tops[n][j] + log2_fast(weight);
+      const float found = shuffle(lse, lane() % 8 / 2);
+      if (lane() % ROWS / 8 == n && lane() % 2 == j) mine = found;
+    }
 #pragma unroll
     for (int step = 0; step < DIM / 16; step++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int row = 8 * n + 2 * (lane() % 4) + i % 2;
-        part.sums[row][value_index<Format>(step, i)] = sums[n][step][i];
+        if (row < ROWS) shared.values[row][value_index<Format>(step, i)] = sums[n][step][i] * share[i % 2];
       }
     }
   }
-}
-
-// One row of all warps: its reference and its weight (log2).
-template <int ROWS, int WARPS>
-DEVICE float join_weights(const Weights<ROWS, WARPS>& weights, int row, float (&share)[WARPS]) {
-  float top = LOWEST, weight = 0.0f;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) top = greater(top, weights.top[w][row]);
-  u32 lost = 0;
-#pragma unroll
-  for (int w = 0; w < WARPS; w++) {
-    share[w] = exp2_fast(weights.top[w][row] - top);
-    weight += weights.weight[w][row] * share[w];
-    lost |= weights.lost[w];
+  float kept = 1.0f;
+  if (a.partial != nullptr) {
+    if (line.asked && lane() < ROWS) a.partial_lse[i64(piece) * ROWS + lane()] = mine;
+  } else if (a.sinks != nullptr && line.asked) {
+    const float sink = log2_sink(a.sinks[line.q_head]);
+    const float top = greater(greater(mine, LOWEST), sink), seen = exp2_fast(mine - top);
+    kept = mine != mine ? mine : seen / (exp2_fast(sink - top) + seen);
   }
-  // NaN where a page was needed that is not there: never the numbers of another request.
-  if (lost) weight = not_a_number();
+  const i64 target = (start + line.query) * a.out_token + line.q_head * a.out_head;
+  sync_warp();
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) share[w] = weight == 0.0f ? 0.0f : share[w] / weight;
-  return weight == 0.0f ? -infinity() : top + log2_fast(weight);
-}
-
-// Stores a piece's rows, four values of a row a thread at a time: partial results, or, where every
-// request is one chunk, results.
-template <class Format, int DIM, int ROWS, int WARPS, class Parts>
-DEVICE void store_piece(const Arguments& a, const Lines& lines, int piece, const Parts& parts,
-                        const Weights<ROWS, WARPS>& weights) {
-  constexpr int QUADS = DIM / 4;
-  for (int unit = warp() * 32 + lane(); unit < ROWS * QUADS; unit += WARPS * 32) {
-    const int row = unit / QUADS, value = unit % QUADS * 4;
-    if (!lines.asked(a, row)) continue;
-    float share[WARPS];
-    const float lse = join_weights<ROWS, WARPS>(weights, row, share);
-    float x[4] = {};
+  for (int row = 0; row < ROWS; row++) {
+    if (!shuffle(int(line.asked), row)) continue;
+    const u64 low = shuffle(u32(target), row), high = shuffle(u32(u64(target) >> 32), row);
+    const float factor = shuffle(kept, row);
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
+    for (int first = 0; first < DIM; first += 128) {
+      const int value = first + 4 * lane();
+      if (value >= DIM) continue;
+      float x[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) x[j] += parts(w).sums[row][value + j] * share[w];
-    }
-    if (Format::ROTATED) turn(x, a.turns, value / 4, true);
-    const int q_head = lines.q_head(a, row);
-    if (a.partial != nullptr) {
-      const i64 slot = i64(piece) * ROWS + row;
+      for (int j = 0; j < 4; j++) x[j] = shared.values[row][value + j];
+      if (Format::ROTATED) turn(x, a.turns, value / 4, true);
+      if (a.partial != nullptr) {
+        float* at = a.partial + (i64(piece) * ROWS + row) * DIM + value;
 #pragma unroll
-      for (int j = 0; j < 4; j++) a.partial[slot * DIM + value + j] = x[j] * Format::FACTOR;
-      if (value == 0) a.partial_lse[slot] = lse;
-    } else {
-      float kept = Format::FACTOR;
-      if (a.sinks != nullptr) {
-        const float sink = log2_sink(a.sinks[q_head]);
-        const float top = greater(greater(lse, LOWEST), sink), seen = exp2_fast(lse - top);
-        kept *= seen / (exp2_fast(sink - top) + seen);
-        if (lse != lse) kept = lse;
+        for (int j = 0; j < 4; j++) at[j] = x[j];
+      } else {
+        const i64 at = i64(high << 32 | low) + value;
+#pragma unroll
+        for (int j = 0; j < 4; j++) store_number(a.out, at + j, x[j] * factor);
       }
-      const i64 at = (lines.request.start + lines.query(a, row)) * a.out_token +
-                     q_head * a.out_head + value;
-#pragma unroll
-      for (int j = 0; j < 4; j++) store_number(a.out, at + j, x[j] * kept);
     }
   }
+  sync_warp();  // the rows have been read
 }
 
 // Zeros the rows behind the last request's.
-template <int DIM, int WARPS>
+template <int DIM>
 DEVICE void blank_padding(const Arguments& a) {
-  const int used = a.query_offsets[a.num_requests];
   const int heads = a.kv_heads * a.group;
-  for (int token = used + block(); token < a.num_tokens; token += blocks()) {
-    for (int i = warp() * 32 + lane(); i < heads * DIM; i += WARPS * 32) {
+  for (int token = a.query_offsets[a.num_requests] + block(); token < a.num_tokens;
+       token += blocks()) {
+    for (int i = lane(); i < heads * DIM; i += 32) {
       store_number(a.out, token * a.out_token + i / DIM * a.out_head + i % DIM, 0.0f);
     }
   }

@@ -33,9 +33,10 @@ DEVICE Cut cut(int queries, int length, int reach, int window) {
   return {first, size, queries > 0 ? divided_up(visible, size) : 0};
 }
 
-// One request of the batch and the pieces of a KV head that it is cut into.
+// One request of the batch and the pieces that it is cut into: of chunks that follow each other,
+// then of KV heads, then of groups.
 struct Request {
-  int start, queries, length, groups, pieces;
+  int start, queries, length, pieces;
   Cut chunks;
 };
 
@@ -46,8 +47,7 @@ DEVICE Request request_at(const Arguments& a, int index) {
   r.queries = a.query_offsets[index + 1] - r.start;
   r.length = a.seq_lens[index];
   r.chunks = cut(r.queries, r.length, a.reach, a.window);
-  r.groups = (r.queries * a.group + ROWS - 1) / ROWS;
-  r.pieces = r.chunks.count * r.groups;
+  r.pieces = r.chunks.count * ((r.queries * a.group + ROWS - 1) / ROWS) * a.kv_heads;
   return r;
 }
 
@@ -57,7 +57,7 @@ DEVICE int sum_lanes(int value) {
   return value;
 }
 
-// Pieces of one KV head, of all requests.
+// Pieces of all requests.
 template <int ROWS>
 DEVICE int count_pieces(const Arguments& a) {
   int pieces = 0;

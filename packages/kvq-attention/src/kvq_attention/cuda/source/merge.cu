@@ -30,11 +30,9 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(DIM, 1) merge(Arguments a) {
   before = sum_lanes(before);
   const Request request = request_at<ROWS>(a, index);
   const int line = (token - request.start) * a.group + q_head % a.group;
-  const int first = before + line / ROWS;
-  const auto slot = [&](int chunk) {
-    const int piece = first + chunk * request.groups;
-    return i64(piece * a.kv_heads + q_head / a.group) * ROWS + line % ROWS;
-  };
+  const int along = line / ROWS * a.kv_heads + q_head / a.group;
+  const int first = before + along * request.chunks.count;
+  const auto slot = [&](int chunk) { return i64(first + chunk) * ROWS + line % ROWS; };
   // A launch whose numbers contradict each other must not read beyond what was written.
   int chunks = request.chunks.count;
   while (chunks > 0 && slot(chunks - 1) >= i64(a.capacity) * ROWS) chunks--;

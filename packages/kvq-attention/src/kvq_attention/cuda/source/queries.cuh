@@ -5,49 +5,58 @@
 #include "number.cuh"
 #include "rotation.cuh"
 
-// The query rows of a piece: row r is query `line / group` of the request, head `line % group` of
-// the KV head, where line = first + r.
-struct Lines {
-  int first, head;
-  Request request;
-
-  DEVICE int query(const Arguments& a, int row) const { return (first + row) / a.group; }
-  DEVICE int q_head(const Arguments& a, int row) const {
-    return head * a.group + (first + row) % a.group;
-  }
-  DEVICE bool asked(const Arguments& a, int row) const {
-    const int index = query(a, row);
-    return index < request.queries && request.start + index < a.num_tokens;
-  }
+// A query row of a piece. Row r of the piece is query line / group of the request and head
+// line % group of the KV head, where line = first + r; lane l knows row l % ROWS.
+struct Line {
+  bool asked;
+  int query, q_head;
 };
 
-// What a block's warps share of the queries; a row's padding spreads rows over banks.
+template <int ROWS>
+DEVICE Line line_of(const Arguments& a, const Request& request, int first, int head) {
+  const int line = first + lane() % ROWS;
+  const int query = line / a.group;
+  const bool asked = query < request.queries && request.start + query < a.num_tokens;
+  return {asked, query, head * a.group + line % a.group};
+}
+
+// Queries on their way to their operands; a row's padding spreads rows over banks.
 template <int DIM, int ROWS>
 struct QueryRows {
   u16 values[ROWS][DIM + 8];
-  float power[ROWS];  // times score_scale, what a product is to be multiplied by
+  float power[ROWS];  // what a product is to be multiplied by
 };
 
-// Rows of the block's warps in turn, as f16 or bf16 times a power of two that brings the largest
-// into [1, 2): exact, and it keeps what f32 and bf16 hold within f16's range.
-template <class Format, int DIM, int ROWS, int WARPS>
-DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Lines& lines) {
+// Rows as f16 or bf16 times a power of two that brings the largest into [1, 2): exact, and it keeps
+// what f32 and bf16 hold within f16's range.
+template <class Format, int DIM, int ROWS>
+DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, int start,
+                         const Line& line) {
   constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
+  const i64 mine = (start + line.query) * a.q_token + line.q_head * a.q_head;
+  float x[ROWS][QUADS][4];
 #pragma unroll
-  for (int first_row = 0; first_row < ROWS; first_row += WARPS) {
-    const int row = first_row + warp();
-    const bool asked = lines.asked(a, row);
-    const i64 at = (lines.request.start + lines.query(a, row)) * a.q_token +
-                   lines.q_head(a, row) * a.q_head;
-    float x[QUADS][4];
+  for (int row = 0; row < ROWS; row++) {
+    const bool asked = shuffle(int(line.asked), row);
+    const u64 low = shuffle(u32(mine), row), high = shuffle(u32(u64(mine) >> 32), row);
+    const i64 at = i64(high << 32 | low) + 4 * lane();
+#pragma unroll
+    for (int i = 0; i < QUADS; i++) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const bool inside = 128 * i + 4 * lane() < DIM;
+        x[row][i][j] = asked && inside ? load_number(a.q, at + 128 * i + j) : 0.0f;
+      }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < ROWS; row++) {
     u32 top = 0;
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const int value = 128 * i + 4 * lane() + j;
-        x[i][j] = asked && value < DIM ? load_number(a.q, at + value) : 0.0f;
-        const u32 magnitude = as_bits(x[i][j]) & 0x7FFFFFFF;
+        const u32 magnitude = as_bits(x[row][i][j]) & 0x7FFFFFFF;
         top = magnitude > top ? magnitude : top;
       }
     }
@@ -64,13 +73,14 @@ DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const
     for (int i = 0; i < QUADS; i++) {
       const int first = 128 * i + 4 * lane();
       if (first >= DIM) continue;
+      float(&quad)[4] = x[row][i];
 #pragma unroll
-      for (int j = 0; j < 4; j++) x[i][j] *= inverse;
-      if (Format::ROTATED) turn(x[i], a.turns, first / 4, false);
+      for (int j = 0; j < 4; j++) quad[j] *= inverse;
+      if (Format::ROTATED) turn(quad, a.turns, first / 4, false);
 #pragma unroll
       for (int j = 0; j < 4; j += 2) {
-        const u32 pair = Format::BF16 ? pack_bf16(x[i][j], x[i][j + 1])
-                                      : pack_halves(x[i][j], x[i][j + 1]);
+        const u32 pair =
+            Format::BF16 ? pack_bf16(quad[j], quad[j + 1]) : pack_halves(quad[j], quad[j + 1]);
         *reinterpret_cast<u32*>(&shared.values[row][first + j]) = pair;
       }
     }
@@ -78,12 +88,11 @@ DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const
 }
 
 // The rows as operands: the order of values is that in which the format's keys are unpacked.
-template <class Format, int DIM, int COLUMNS>
-DEVICE void place_queries(Queries<DIM, COLUMNS>& queries,
-                          const QueryRows<DIM, 8 * COLUMNS>& shared) {
+template <class Format, int DIM, int ROWS, int COLUMNS>
+DEVICE void place_queries(Queries<DIM, COLUMNS>& queries, const QueryRows<DIM, ROWS>& shared) {
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
-    const u16* row = shared.values[8 * n + lane() / 4];
+    const u16* row = shared.values[(8 * n + lane() / 4) % ROWS];
 #pragma unroll
     for (int part = 0; part < DIM / 8; part++) {
       const int segment = part / Format::SPLIT, j = part % Format::SPLIT;
