@@ -32,11 +32,12 @@ class Shape:
     def shared_bytes(self, token_bytes: int, dim: int) -> int:
         """Shared memory of a block, for a token's K and V of `token_bytes` and `dim` values a row.
 
-        As source/decode.cu lays it out: tiles under way, queries, means.
+        As source/decode.cu lays it out: tiles under way, their addresses, queries, means.
         """
         ring = self.stages * self.tiles * TILE * token_bytes
         queries = self.rows * ((dim + 8) * 2 + 4)
-        return ring + queries + self.rows * (dim + 4) * 4
+        addresses = self.tiles * 8 * 8
+        return ring + addresses + queries + self.rows * (dim + 4) * 4
 
 
 def pick(token_bytes: int, dim: int, rows: int, shared_bytes: int) -> Shape:

@@ -37,53 +37,90 @@ using KeyLayout = Layout<K, DIM>;
 using ValueLayout = Layout<V, DIM>;
 constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
 
+// The planes of a tile, in pairs that are read at once.
+enum { K_CODES, V_CODES, K_SCALE, V_SCALE, K_SECOND, V_SECOND, PLANES = 8 };
+static_assert(TILES * PLANES <= 32, "a lane a tile and plane");
+
+// Where the rows of a step's tiles begin, in each plane; 0 where nothing is to be read.
+using Addresses = u64[TILES][PLANES];
+
 struct Shared {
   u8 ring[STAGES * TILES * TILE_BYTES];
+  Addresses addresses;
   QueryRows<DIM, ROWS> queries;
   Means<DIM, ROWS> means;
 };
 static_assert(sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 
-// The steps of chunks that follow each other, for one KV head.
+// The steps of chunks that follow each other, for one KV head. Lane l finds the rows of plane
+// l % PLANES of tile l / PLANES of each step.
 struct Walk {
   const Arguments& a;
   const i32* table;
-  u8* ring;
-  Source k, v;
+  const u8* rows;              // of page 0
+  u32 page_bytes, token_bytes;  // strides
   int first, last, steps;
 
   DEVICE int token_of(int step) const { return first + step * STEP; }
 
-  DEVICE void find_pages(int (&pages)[TILES], int step) const {
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      const int token = token_of(step) + t * TILE;
-      pages[t] = token < last ? table[token >> a.page_shift] : 0;
-    }
+  DEVICE void choose_plane(int head) {
+    const Cache& cache = lane() % 2 ? a.v : a.k;
+    const int pair = lane() % PLANES / 2;
+    const Plane& plane = pair == 0 ? cache.codes : pair == 1 ? cache.scale : cache.second;
+    const u32 k_bytes = pair == 0   ? KeyLayout::CODES
+                        : pair == 1 ? KeyLayout::SCALE
+                                    : KeyLayout::SECOND;
+    const u32 v_bytes = pair == 0   ? ValueLayout::CODES
+                        : pair == 1 ? ValueLayout::SCALE
+                                    : ValueLayout::SECOND;
+    token_bytes = lane() % 2 ? v_bytes : k_bytes;
+    page_bytes = plane.page;
+    rows = plane.data + u64(plane.head) * u32(head);
   }
 
-  DEVICE u8* tile(int step, int t) const { return ring + (step % STAGES * TILES + t) * TILE_BYTES; }
+  // This lane's token of a step, and its page; -1 behind the last token.
+  DEVICE int find_page(int step) const {
+    const int token = token_of(step) + lane() / PLANES * TILE;
+    return token < last ? table[token >> a.page_shift] : -1;
+  }
 
-  // Whether a page is missing.
-  DEVICE bool begin(const int (&pages)[TILES], int step) const {
-    bool lost = false;
-    if (step < steps) {
-#pragma unroll
-      for (int t = 0; t < TILES; t++) {
-        const int token = token_of(step) + t * TILE;
-        const bool wanted = token < last;
-        const bool live = wanted && u32(pages[t]) < u32(a.num_pages);
-        lost |= wanted && !live;
-        const u32 within = token & ((1 << a.page_shift) - 1);
-        const u32 page = live ? pages[t] : 0;
-        copy_tile<K, DIM>(tile(step, t), a.k, k, page, within, live);
-        copy_tile<V, DIM>(tile(step, t) + KeyLayout::BYTES, a.v, v, page, within, live);
-      }
+  // This lane's address; whether its page is missing.
+  DEVICE bool find_rows(Addresses& addresses, int step, int page) const {
+    const int token = token_of(step) + lane() / PLANES * TILE;
+    const bool live = token < last && u32(page) < u32(a.num_pages);
+    const u32 within = token & ((1 << a.page_shift) - 1);
+    const u8* address = rows + u64(u32(page)) * page_bytes + within * token_bytes;
+    if (lane() < TILES * PLANES) {
+      addresses[lane() / PLANES][lane() % PLANES] = live ? reinterpret_cast<u64>(address) : 0;
     }
-    copies_commit();
-    return lost;
+    return token < last && !live;
   }
 };
+
+DEVICE u8* tile_of(Shared& shared, int step, int t) {
+  return shared.ring + (step % STAGES * TILES + t) * TILE_BYTES;
+}
+
+// Begins to copy a step.
+DEVICE void copy_step(Shared& shared, int step) {
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+    u64 at[PLANES] = {};
+    const auto read = [&](int plane) {
+      const auto pair = *reinterpret_cast<const Words<16>*>(&shared.addresses[t][plane]);
+      at[plane] = u64(pair.word[1]) << 32 | pair.word[0];
+      at[plane + 1] = u64(pair.word[3]) << 32 | pair.word[2];
+    };
+    read(K_CODES);
+    if (KeyLayout::SCALE + ValueLayout::SCALE > 0) read(K_SCALE);
+    if (KeyLayout::SECOND + ValueLayout::SECOND > 0) read(K_SECOND);
+    const auto rows = [&](int plane) { return reinterpret_cast<const u8*>(at[plane]); };
+    const bool live = at[K_CODES] != 0;
+    u8* tile = tile_of(shared, step, t);
+    copy_tile<K, DIM>(tile, rows(K_CODES), rows(K_SECOND), rows(K_SCALE), live);
+    copy_tile<V, DIM>(tile + KeyLayout::BYTES, rows(V_CODES), rows(V_SECOND), rows(V_SCALE), live);
+  }
+}
 
 // A warp's softmax and sums.
 struct State {
@@ -162,12 +199,12 @@ DEVICE void follow(State& state, float (&highest)[COLUMNS][2]) {
 }
 
 // Adds one step to the state.
-DEVICE void attend(State& state, const Walk& walk, int step, const Queries<DIM, COLUMNS>& queries,
-                   const Sight& sight, bool masked) {
+DEVICE void attend(State& state, Shared& shared, const Walk& walk, int step,
+                   const Queries<DIM, COLUMNS>& queries, const Sight& sight, bool masked) {
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
-  score_tiles<K, DIM, TILES, COLUMNS>(scores, walk.tile(step, 0), TILE_BYTES, queries);
+  score_tiles<K, DIM, TILES, COLUMNS>(scores, tile_of(shared, step, 0), TILE_BYTES, queries);
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
 #pragma unroll
@@ -184,7 +221,7 @@ DEVICE void attend(State& state, const Walk& walk, int step, const Queries<DIM, 
   for (int n = 0; n < COLUMNS; n++) highest[n][0] = highest[n][1] = -infinity();
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    const u8* values = walk.tile(step, t) + KeyLayout::BYTES;
+    const u8* values = tile_of(shared, step, t) + KeyLayout::BYTES;
 #pragma unroll
     for (int u = 0; u < 2; u++) {
       float bound = 0.0f;
@@ -227,7 +264,7 @@ DEVICE void attend(State& state, const Walk& walk, int step, const Queries<DIM, 
   }
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    add_tile<V, DIM, COLUMNS>(state.sums, walk.tile(step, t) + KeyLayout::BYTES, weights[t]);
+    add_tile<V, DIM, COLUMNS>(state.sums, tile_of(shared, step, t) + KeyLayout::BYTES, weights[t]);
   }
 }
 
@@ -238,21 +275,27 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Request& reque
   const Line line = line_of<ROWS>(a, request, row, head);
   const Cut& cut = request.chunks;
   const int end = smaller(request.length, a.reach);
-  Walk walk{a, a.page_table + index * a.table_row, shared.ring, source_of(a.k, head),
-            source_of(a.v, head)};
+  Walk walk{a, a.page_table + index * a.table_row};
+  walk.choose_plane(head);
   walk.first = cut.first + chunk * cut.size;
   walk.last = smaller(walk.first + count * cut.size, end);
   walk.steps = walk.first < walk.last ? divided_up(walk.last - walk.first, STEP) : 0;
-  int pages[STAGES][TILES];
+  int pages[STAGES + 1];
 #pragma unroll
-  for (int step = 0; step < STAGES; step++) walk.find_pages(pages[step], step);
+  for (int step = 0; step <= STAGES; step++) pages[step] = walk.find_page(step);
   // Steps of which a page is missing, as bits: the next one's is the lowest.
   u32 missing = 0;
 #pragma unroll
-  for (int step = 0; step < STAGES - 1; step++) {
-    missing |= u32(walk.begin(pages[step], step)) << step;
+  for (int step = 0; step < STAGES; step++) {
+    missing |= u32(walk.find_rows(shared.addresses, step, pages[step])) << step;
+    sync_warp();
+    if (step < STAGES - 1) {
+      if (step < walk.steps) copy_step(shared, step);
+      copies_commit();
+      sync_warp();
+    }
   }
-  int(&next)[TILES] = pages[STAGES - 1];
+  int page = pages[STAGES];  // of step + STAGES, one step behind that whose addresses are known
 
   load_queries<K, DIM, ROWS>(shared.queries, a, request.start, line);
   sync_warp();
@@ -278,26 +321,27 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Request& reque
   State state;
   state.clear();
   for (int step = 0; step < walk.steps; step++) {
-    sync_warp();  // the stage that is overwritten has been read by all lanes
-    missing |= u32(walk.begin(next, step + STAGES - 1)) << (STAGES - 1);
-    walk.find_pages(next, step + STAGES);
+    sync_warp();  // the stage that is overwritten has been read, and addresses are written
+    if (step + STAGES - 1 < walk.steps) copy_step(shared, step + STAGES - 1);
+    copies_commit();
     copies_wait<STAGES - 1>();
     sync_warp();
     lost |= missing & 1;
-    missing >>= 1;
+    missing = missing >> 1 | u32(walk.find_rows(shared.addresses, step + STAGES, page)) << (STAGES - 1);
+    page = walk.find_page(step + STAGES + 1);
     const int token = walk.token_of(step);
     const bool masked = token + STEP > whole || token < inside;
     if (masked && (token < lowest || token + STEP > walk.last)) {
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
         const int at = token + t * TILE;
-        blank_rows<V, DIM>(walk.tile(step, t) + KeyLayout::BYTES, lowest - at, walk.last - at);
+        blank_rows<V, DIM>(tile_of(shared, step, t) + KeyLayout::BYTES, lowest - at, walk.last - at);
       }
       sync_warp();
     }
-    attend(state, walk, step, queries, sight, masked);
+    attend(state, shared, walk, step, queries, sight, masked);
     if (token + STEP >= boundary || step == walk.steps - 1) {
-      store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece++, request.start, line, lost,
+      store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece++, request.start, line, any(lost),
                                          state.sums, state.top, state.weight);
       boundary += cut.size;
       lost = request.length > a.reach;

@@ -33,52 +33,32 @@ DEVICE int segment_at(int row, int segment) {
   return (row * 2 + (segment ^ (row >> 2 & 1))) * 16;
 }
 
-// Where a lane finds its first 16 bytes of a KV head's rows in page 0, of each plane.
-struct Source {
-  const u8 *codes, *second, *scale;
-};
-
-DEVICE Source source_of(const Cache& cache, int head) {
-  const auto lane_of = [&](const Plane& plane) {
-    return plane.data + u64(plane.head) * u32(head) + lane() * 16;
-  };
-  return {lane_of(cache.codes), lane_of(cache.second), lane_of(cache.scale)};
-}
-
-// Begins to copy the CHUNKS * 16 bytes that begin at the first lane's address.
+// Begins to copy CHUNKS * 16 bytes.
 template <int CHUNKS>
 DEVICE void copy_run(u8* shared, const u8* rows, bool live) {
 #pragma unroll
   for (int i = 0; i < CHUNKS; i += 32) {
     if (CHUNKS - i >= 32 || lane() < CHUNKS - i) {
-      copy_async(shared + (i + lane()) * 16, rows + i * 16, live);
+      copy_async(shared + (i + lane()) * 16, rows + (i + lane()) * 16, live);
     }
   }
 }
 
-// Begins to copy a tile from token `token` of a page; where it is not live it becomes zeros and
-// nothing is read.
+// Begins to copy a tile whose planes' rows begin at the addresses; where it is not live it becomes
+// zeros and nothing is read.
 template <class Format, int DIM>
-DEVICE void copy_tile(u8* tile, const Cache& cache, const Source& source, u32 page, u32 token,
-                      bool live) {
+DEVICE void copy_tile(u8* tile, const u8* codes, const u8* second, const u8* scale, bool live) {
   using L = Layout<Format, DIM>;
   constexpr int ROWS = 32 / L::SEGMENTS;  // that the lanes copy at once
-  const u8* codes = source.codes + u64(page) * cache.codes.page + token * L::CODES;
   const int first = segment_at<L::SEGMENTS>(lane() / L::SEGMENTS, lane() % L::SEGMENTS);
 #pragma unroll
   for (int i = 0; i < TILE * L::SEGMENTS; i += 32) {
     // What segment_at makes of ROWS rows more.
     const int turned = L::SEGMENTS >= 8 ? first ^ ((i / 32 * ROWS & 7) * 16) : first;
-    copy_async(tile + turned + i * 16, codes + i * 16, live);
+    copy_async(tile + turned + i * 16, codes + (i + lane()) * 16, live);
   }
-  if constexpr (L::SECOND > 0) {
-    const u8* second = source.second + u64(page) * cache.second.page + token * L::SECOND;
-    copy_run<L::SECOND>(tile + L::SECOND_AT, second, live);
-  }
-  if constexpr (L::SCALE > 0) {
-    const u8* scale = source.scale + u64(page) * cache.scale.page + token * L::SCALE;
-    copy_run<L::SCALE>(tile + L::SCALE_AT, scale, live);
-  }
+  copy_run<L::SECOND>(tile + L::SECOND_AT, second, live);
+  copy_run<L::SCALE>(tile + L::SCALE_AT, scale, live);
 }
 
 // Zeros a tile's rows outside [from, to): a weight of 0 does not outweigh a NaN.
