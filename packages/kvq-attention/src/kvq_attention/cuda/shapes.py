@@ -8,6 +8,8 @@ from kvq_attention.cuda.items import TILE
 
 LINES = 8  # query rows that a product takes
 THREADS = 32  # of a block
+# Planes' rows, limits, the piece and the page table
+WALK_BYTES = 8 * 16 + 16 + 40 + 8
 # What a block takes of shared memory besides its own
 DRIVER_BYTES = 1024
 
@@ -32,12 +34,15 @@ class Shape:
     def shared_bytes(self, token_bytes: int, dim: int) -> int:
         """Shared memory of a block, for a token's K and V of `token_bytes` and `dim` values a row.
 
-        As source/decode.cu lays it out: tiles under way, their addresses, queries, means.
+        As source/walk.cuh lays it out: tiles under way, where the next ones lie, what the walk is
+        along, queries, means.
         """
         ring = self.stages * self.tiles * TILE * token_bytes
-        queries = self.rows * ((dim + 8) * 2 + 4)
         addresses = self.tiles * 8 * 8
-        return ring + addresses + queries + self.rows * (dim + 4) * 4
+        queries = self.rows * ((dim + 8) * 2 + 4)
+        means = self.rows * (dim + 4) * 4
+        taken = ring + addresses + WALK_BYTES + queries + means
+        return -(-taken // 16) * 16
 
 
 def pick(token_bytes: int, dim: int, rows: int, shared_bytes: int) -> Shape:

@@ -58,7 +58,9 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
   u32 r[TILES][4];
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
-    float sums[TILES][COLUMNS][4] = {};
+    // Two sums where there would be one, as each product waits for the one before.
+    constexpr int CHAINS = PARTS == 1 ? 2 : 1;
+    float sums[TILES][CHAINS][COLUMNS][4] = {};
 #pragma unroll
     for (int i = 0; i < SEGMENTS; i++) {
       const int segment = part * SEGMENTS + i;
@@ -70,8 +72,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
         }
         if constexpr (Format::SPLIT == 1) {
           if (segment % 2 == 0) {
-            multiply<Format::BF16>(sums[t], r[t][0], r[t][1], r[t][2], r[t][3], queries,
-                                   segment / 2);
+            multiply<Format::BF16>(sums[t][segment / 2 % CHAINS], r[t][0], r[t][1], r[t][2],
+                                   r[t][3], queries, segment / 2);
           }
         } else {
           u32 low[Format::SPLIT], high[Format::SPLIT];
@@ -81,8 +83,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
 #pragma unroll
           for (int j = 0; j < Format::SPLIT; j += 2) {
             const int step = (segment * Format::SPLIT + j) / 2;
-            multiply<Format::BF16>(sums[t], low[j], high[j], low[j + 1], high[j + 1], queries,
-                                   step);
+            multiply<Format::BF16>(sums[t][step % CHAINS], low[j], high[j], low[j + 1],
+                                   high[j + 1], queries, step);
           }
         }
       }
@@ -93,7 +95,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
       for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const float share = sums[t][n][i];
+          float share = sums[t][0][n][i];
+          if (CHAINS == 2) share += sums[t][CHAINS - 1][n][i];
           float& score = scores[t][n][i];
           if constexpr (L::SCALES == 0) {
             score = share;

@@ -5,19 +5,26 @@
 #include "number.cuh"
 #include "rotation.cuh"
 
-// A query row of a piece. Row r of the piece is query line / group of the request and head
-// line % group of the KV head, where line = first + r; lane l knows row l % ROWS.
+// Chunks of a request have these query rows of a KV head in common: row r is query line / group of
+// the request and head line % group of the KV head, where line = first + r.
+struct Piece {
+  Request request;
+  int first, head;
+};
+
+// A query row; lane l knows row l % ROWS.
 struct Line {
   bool asked;
   int query, q_head;
 };
 
 template <int ROWS>
-DEVICE Line line_of(const Arguments& a, const Request& request, int first, int head) {
-  const int line = first + lane() % ROWS;
+DEVICE Line line_of(const Arguments& a, const Piece& piece) {
+  const int line = piece.first + lane() % ROWS;
   const int query = line / a.group;
-  const bool asked = query < request.queries && request.start + query < a.num_tokens;
-  return {asked, query, head * a.group + line % a.group};
+  const bool asked =
+      query < piece.request.queries && piece.request.start + query < a.num_tokens;
+  return {asked, query, piece.head * a.group + line % a.group};
 }
 
 // Queries on their way to their operands; a row's padding spreads rows over banks.
@@ -30,10 +37,10 @@ struct QueryRows {
 // Rows as f16 or bf16 times a power of two that brings the largest into [1, 2): exact, and it keeps
 // what f32 and bf16 hold within f16's range.
 template <class Format, int DIM, int ROWS>
-DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, int start,
-                         const Line& line) {
+DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Piece& piece) {
   constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
-  const i64 mine = (start + line.query) * a.q_token + line.q_head * a.q_head;
+  const Line line = line_of<ROWS>(a, piece);
+  const i64 mine = (piece.request.start + line.query) * a.q_token + line.q_head * a.q_head;
   float x[ROWS][QUADS][4];
 #pragma unroll
   for (int row = 0; row < ROWS; row++) {

@@ -1,4 +1,4 @@
-// A piece's result: what a warp summed up.
+// A piece's result: what a warp summed up, on its way to memory.
 #pragma once
 
 #include "queries.cuh"
@@ -11,13 +11,14 @@ struct Means {
   float values[ROWS][DIM + 4];
 };
 
-// Stores a piece's rows: partial results, or, where every request is one chunk, results. tops,
-// weights: references and weights of rows 8n + 2 (l % 4) and the next; a lane's weights are of its
+// Stores the rows of piece `number`: partial results, or, where every request is one chunk, results.
+// tops, weights: references and weights of rows 8n + 2 (l % 4) and the next; a lane's weights are of its
 // own tokens.
 template <class Format, int DIM, int ROWS, int COLUMNS>
-DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, int piece, int start,
-                        const Line& line, bool lost, const Sums<DIM, COLUMNS>& sums,
+DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, const Piece& piece,
+                        int number, bool lost, const Sums<DIM, COLUMNS>& sums,
                         const float (&tops)[COLUMNS][2], const float (&weights)[COLUMNS][2]) {
+  const Line line = line_of<ROWS>(a, piece);
   float mine = -infinity();  // log2 of the weight of row l % ROWS
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
@@ -39,19 +40,20 @@ DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, int piece,
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int row = 8 * n + 2 * (lane() % 4) + i % 2;
-        if (row < ROWS) shared.values[row][value_index<Format>(step, i)] = sums[n][step][i] * share[i % 2];
+        if (row >= ROWS) continue;
+        shared.values[row][value_index<Format>(step, i)] = sums[n][step][i] * share[i % 2];
       }
     }
   }
   float kept = 1.0f;
   if (a.partial != nullptr) {
-    if (line.asked && lane() < ROWS) a.partial_lse[i64(piece) * ROWS + lane()] = mine;
+    if (line.asked && lane() < ROWS) a.partial_lse[i64(number) * ROWS + lane()] = mine;
   } else if (a.sinks != nullptr && line.asked) {
     const float sink = log2_sink(a.sinks[line.q_head]);
     const float top = greater(greater(mine, LOWEST), sink), seen = exp2_fast(mine - top);
     kept = mine != mine ? mine : seen / (exp2_fast(sink - top) + seen);
   }
-  const i64 target = (start + line.query) * a.out_token + line.q_head * a.out_head;
+  const i64 target = (piece.request.start + line.query) * a.out_token + line.q_head * a.out_head;
   sync_warp();
 #pragma unroll
   for (int row = 0; row < ROWS; row++) {
@@ -67,7 +69,7 @@ DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, int piece,
       for (int j = 0; j < 4; j++) x[j] = shared.values[row][value + j];
       if (Format::ROTATED) turn(x, a.turns, value / 4, true);
       if (a.partial != nullptr) {
-        float* at = a.partial + (i64(piece) * ROWS + row) * DIM + value;
+        float* at = a.partial + (i64(number) * ROWS + row) * DIM + value;
 #pragma unroll
         for (int j = 0; j < 4; j++) at[j] = x[j];
       } else {

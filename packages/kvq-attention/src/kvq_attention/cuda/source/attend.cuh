@@ -1,0 +1,158 @@
+// A step of tiles: its scores, probabilities and what they add to a warp's sums.
+#pragma once
+
+#include "keys.cuh"
+#include "softmax.cuh"
+#include "values.cuh"
+#include "walk.cuh"
+
+// A warp's softmax and sums.
+struct State {
+  float top[COLUMNS][2], weight[COLUMNS][2];  // of rows 8n + 2 (l % 4) and the next
+  Sums<DIM, COLUMNS> sums;
+
+  DEVICE void clear() {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        top[n][j] = LOWEST;
+        weight[n][j] = 0.0f;
+      }
+#pragma unroll
+      for (int step = 0; step < DIM / 16; step++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) sums[n][step][i] = 0.0f;
+      }
+    }
+  }
+};
+
+// What products with the rows of a lane are multiplied by.
+using Powers = float[COLUMNS][2];
+
+// Leaves of a step's scores, from `token` on, what their rows see.
+DEVICE void mask(float (&scores)[TILES][COLUMNS][4], const Shared& shared, const Arguments& a,
+                 int token) {
+  const Piece& piece = shared.piece;
+  const Line line = line_of<ROWS>(a, piece);
+  const int earliest = piece.request.length - piece.request.queries;  // position of query 0
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int row = (8 * n + 2 * (lane() % 4) + j) % ROWS;
+      const int position = smaller(earliest + shuffle(line.query, row), shared.limits.last - 1);
+      const int hidden = a.window > 0 ? earliest + shuffle(line.query, row) - a.window : -1;
+#pragma unroll
+      for (int t = 0; t < TILES; t++) {
+#pragma unroll
+        for (int u = 0; u < 2; u++) {
+          const int at = token + t * TILE + lane() / 4 + u * 8;
+          if (at > position || at <= hidden) scores[t][n][2 * u + j] = -infinity();
+        }
+      }
+    }
+  }
+}
+
+// Moves the reference of rows whose largest score, or score and scale of values, exceeds it.
+DEVICE void follow(State& state, float (&highest)[COLUMNS][2]) {
+  bool exceeds = false;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) exceeds |= highest[n][j] > state.top[n][j] + SLACK;
+  }
+  if (!any(exceeds)) return;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) {
+    float fade[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      float high = highest[n][j];
+#pragma unroll
+      for (int mask = 4; mask < 32; mask *= 2) high = greater(high, shuffle_xor(high, mask));
+      const float top = state.top[n][j];
+      const float next = high > top + SLACK ? high : top;
+      fade[j] = exp2_fast(top - next);
+      state.top[n][j] = next;
+      state.weight[n][j] *= fade[j];
+    }
+#pragma unroll
+    for (int step = 0; step < DIM / 16; step++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) state.sums[n][step][i] *= fade[i % 2];
+    }
+  }
+}
+
+// Adds the step from `token` on to the state.
+DEVICE void attend(State& state, Shared& shared, const Arguments& a, int stage, int token,
+                   const Queries<DIM, COLUMNS>& queries, const Powers& powers, bool masked) {
+  float scores[TILES][COLUMNS][4];
+  float highest[COLUMNS][2];
+  float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
+  score_tiles<K, DIM, TILES, COLUMNS>(scores, tile_of(shared, stage, 0), TILE_BYTES, queries);
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        scores[t][n][i] *= powers[n][i % 2];
+        if (SOFTCAP) scores[t][n][i] = soft_cap(scores[t][n][i], a.softcap);
+      }
+    }
+  }
+  if (masked) mask(scores, shared, a, token);
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) highest[n][0] = highest[n][1] = -infinity();
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+    const u8* values = tile_of(shared, stage, t) + KeyLayout::BYTES;
+#pragma unroll
+    for (int u = 0; u < 2; u++) {
+      float bound = 0.0f;
+      if constexpr (ValueLayout::SCALES > 0) {
+        // The reference is near the largest probability x scale, so that f16 holds the product.
+        Scales<V, DIM> scales;
+        scales.load(values, lane() / 4 + 8 * u);
+        const float top = scales.top();
+        scale[t][u] = top;
+        bound = log2_bound(top, ValueLayout::SCALES > 1 ? 0x1p-7f : 0x1p-60f);
+      }
+#pragma unroll
+      for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          highest[n][j] = greater(highest[n][j], scores[t][n][2 * u + j] + bound);
+        }
+      }
+    }
+  }
+  follow(state, highest);
+  u32 weights[TILES][COLUMNS][2];
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+      for (int u = 0; u < 2; u++) {
+        float p[2];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          p[j] = exp2_fast(scores[t][n][2 * u + j] - state.top[n][j]);
+          state.weight[n][j] += p[j];
+          if (ValueLayout::SCALES == 1) p[j] *= scale[t][u];
+        }
+        const u32 pair = V::BF16 ? pack_bf16(p[0], p[1]) : pack_halves(p[0], p[1]);
+        weights[t][n][u] = transpose_matrix(pair);
+      }
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+    add_tile<V, DIM, COLUMNS>(state.sums, tile_of(shared, stage, t) + KeyLayout::BYTES, weights[t]);
+  }
+}

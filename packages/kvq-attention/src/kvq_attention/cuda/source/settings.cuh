@@ -1,0 +1,25 @@
+// What a compilation of decode is for: the formats, sizes, and the shape of its launch.
+#pragma once
+
+#include K_HEADER
+#include V_HEADER
+
+#include "tile.cuh"
+
+using K = SET_K;
+using V = SET_V;
+constexpr int DIM = SET_DIM;
+constexpr int ROWS = SET_ROWS;      // query rows a piece
+constexpr int TILES = SET_TILES;    // a step
+constexpr int STAGES = SET_STAGES;  // steps under way
+constexpr int BLOCKS = SET_BLOCKS;  // that a multiprocessor's registers are to hold
+constexpr bool SOFTCAP = SET_SOFTCAP;
+
+constexpr int COLUMNS = (ROWS + 7) / 8;  // groups of 8 query rows
+constexpr int STEP = TILE * TILES;       // tokens a step
+static_assert(CHUNK_STEP % STEP == 0, "chunks are whole steps");
+
+using KeyLayout = Layout<K, DIM>;
+using ValueLayout = Layout<V, DIM>;
+constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
+constexpr int STAGE_BYTES = TILES * TILE_BYTES;
