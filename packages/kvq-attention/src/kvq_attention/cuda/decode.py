@@ -22,6 +22,7 @@ from kvq_codecs import Encoded
 LOG2_E = 1.4426950408889634
 # The last position that the kernels' int32 tells from others; a longer window is none at all.
 WIDEST = 2**31 - 1
+MERGE_WARPS = 8
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -71,10 +72,10 @@ def launch(
     window = 0 if scoring.window is None or scoring.window > WIDEST else scoring.window
     chunks = items.most_chunks(reach, window or None, num_tokens)
     groups = min(num_tokens * -(-group // rows), batch.num_requests + num_tokens * group // rows)
-    pieces = chunks * groups * kv_heads
+    pieces = max(1, chunks * groups)  # of a KV head; padding alone is blanked by a block, too
     alone = chunks == 1
-    partial = None if alone else q.new_empty(pieces, rows, dim, dtype=torch.float32)
-    partial_lse = None if alone else q.new_empty(pieces, rows, dtype=torch.float32)
+    partial = None if alone else q.new_empty(pieces, kv_heads, rows, dim, dtype=torch.float32)
+    partial_lse = None if alone else q.new_empty(pieces, kv_heads, rows, dtype=torch.float32)
     given = arguments.Arguments(
         k=arguments.cache(k_cache),
         v=arguments.cache(v_cache),
@@ -105,10 +106,11 @@ def launch(
         softcap=scoring.softcap or 0.0,
     )
     launches.record("cuda", "decode")
-    grid = min(max(pieces, 1), kernels.resident)  # padding alone is blanked by a block, too
-    kernels.decode.launch((grid,), shapes.THREADS, kernels.shared_bytes, (given,))
+    runs = min(pieces, max(1, kernels.resident // kv_heads))
+    kernels.decode.launch((runs * kv_heads,), shapes.THREADS, kernels.shared_bytes, (given,))
     if not alone:
-        kernels.merge.launch((num_tokens * q_heads,), dim, 0, (given,))
+        threads, shared_bytes = MERGE_WARPS * shapes.THREADS, MERGE_WARPS * (dim + 1) * 4
+        kernels.merge.launch((num_tokens * q_heads,), threads, shared_bytes, (given,))
     return out
 
 
@@ -196,7 +198,7 @@ def defines(
 
 def merge_defines(dim: int, dtype: torch.dtype, shape: shapes.Shape) -> dict[str, Any]:
     """What the merge is compiled with."""
-    return {"SET_ROWS": shape.rows, **_common(dim, dtype)}
+    return {"SET_ROWS": shape.rows, "SET_WARPS": MERGE_WARPS, **_common(dim, dtype)}
 
 
 def _common(dim: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvq_attention.cuda.items import TILE
 
 LINES = 8  # query rows that a product takes
 THREADS = 32  # of a block
+# Blocks that registers hold of 128 values a row and up to 8 query rows
+MOST_BLOCKS = 16
+# Bytes of a token up to which two tiles a step leave room for as many blocks
+TWO_TILES_BYTES = 160
 # Planes' rows, limits, the piece and the page table
 WALK_BYTES = 8 * 16 + 16 + 40 + 8
 # What a block takes of shared memory besides its own
@@ -49,18 +53,20 @@ def pick(token_bytes: int, dim: int, rows: int, shared_bytes: int) -> Shape:
     """The launch shape for requests of so many query rows a KV head.
 
     token_bytes : of K and V of one token and KV head; shared_bytes : of a multiprocessor. Raises
-    `ValueError` where not even the smallest fits.
+    `ValueError` where not even one block fits.
     """
     rows = next((size for size in (4, 8) if rows <= size), 16)
+    # The softmax's reference moves once a step at most, so `tiles` decides a result's last bits: it
+    # must not depend on the batch.
+    tiles = 2 if token_bytes <= TWO_TILES_BYTES else 1
     columns = -(-rows // LINES)
     # Sums take a quarter of a register a value and column, queries an eighth.
-    most = max(1, 16 * 128 // (columns * max(dim, 128)))
-    for blocks in range(most, 0, -1):
-        for tiles, stages in ((2, 2), (1, 3), (1, 2)):
-            shape = Shape(rows, tiles, stages, blocks)
-            if blocks * (shape.shared_bytes(token_bytes, dim) + DRIVER_BYTES) <= shared_bytes:
-                return shape
-    raise ValueError(
-        f"two tiles of 16 tokens of {token_bytes} bytes do not fit into the {shared_bytes} bytes of "
-        "shared memory that a multiprocessor has"
-    )
+    blocks = MOST_BLOCKS * 128 // (columns * max(dim, 128))
+    shape = Shape(rows, tiles, 2, blocks)
+    taken = shape.shared_bytes(token_bytes, dim) + DRIVER_BYTES
+    if taken > shared_bytes:
+        raise ValueError(
+            f"a block takes {taken} bytes of shared memory for tokens of {token_bytes} bytes; a "
+            f"multiprocessor has {shared_bytes}"
+        )
+    return replace(shape, blocks=min(blocks, shared_bytes // taken))

@@ -26,12 +26,12 @@ struct Arguments {
   i64 table_row;
   const float* turns;  // quaternions [32, 4] of the rotated formats
   const float* sinks;  // [heads] or null
-  float* partial;      // [pieces, ROWS, DIM] or, where every request is one chunk, null
-  float* partial_lse;  // [pieces, ROWS]
+  float* partial;      // [pieces, KV heads, ROWS, DIM]; null where every request is one chunk
+  float* partial_lse;  // [pieces, KV heads, ROWS]
   i32 num_pages, num_requests, num_tokens;
   i32 kv_heads, group;  // group: query heads a KV head
   i32 page_shift;       // log2 of tokens a page
-  i32 capacity;         // pieces that `partial` has room for
+  i32 capacity;         // pieces of a KV head that `partial` has room for
   i32 reach;            // positions that the page table has columns for
   i32 window;           // 0 = none
   float score_scale;    // turns a product into a score, in base 2 where there is no soft cap

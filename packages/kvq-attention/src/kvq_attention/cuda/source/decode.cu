@@ -1,6 +1,6 @@
 // Decode: attention of few query rows over a cache in the format it is stored in.
 //
-// A block is one warp, which takes a run of pieces: tokens of one KV head that follow each other,
+// A block is one warp, which takes a run of pieces of one KV head: tokens that follow each other,
 // and others. It goes through them in steps of a few tiles. Steps are copied into shared memory as
 // they are stored, ahead of use and across the ends of chunks, and read in the layout of a
 // tensor-core product's operand, where codes become numbers: nothing unpacked is ever written
@@ -106,19 +106,22 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
 
 extern "C" GLOBAL void LAUNCH_BOUNDS(32, BLOCKS) decode(Arguments a) {
   Shared& shared = *reinterpret_cast<Shared*>(shared_memory());
+  // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
+  const int head = block() % a.kv_heads, run = block() / a.kv_heads;
+  const int runs = blocks() / a.kv_heads;
   const int total = smaller(count_pieces<ROWS>(a), a.capacity);
-  // Every block takes an equal run of pieces, within one.
-  int number = int(i64(total) * block() / blocks());
-  const int end = int(i64(total) * (block() + 1) / blocks());
+  // Every run has an equal number of pieces, within one.
+  int number = int(i64(total) * run / runs);
+  const int end = int(i64(total) * (run + 1) / runs);
   if (number < end) {
     Cursor<ROWS> cursor = find<ROWS>(a, number);
     while (number < end) {
       cursor.advance(a, number);
       const int chunks = cursor.request.chunks.count;
       const int local = number - cursor.before;
-      const int along = local / chunks, chunk = local % chunks;
+      const int chunk = local % chunks;
       const int count = smaller(end - number, chunks - chunk);
-      const Piece piece{cursor.request, along / a.kv_heads * ROWS, along % a.kv_heads};
+      const Piece piece{cursor.request, local / chunks * ROWS, head};
       walk_pieces(shared, a, piece, cursor.index, number, chunk, count);
       number += count;
     }

@@ -33,8 +33,8 @@ DEVICE Cut cut(int queries, int length, int reach, int window) {
   return {first, size, queries > 0 ? divided_up(visible, size) : 0};
 }
 
-// One request of the batch and the pieces that it is cut into: of chunks that follow each other,
-// then of KV heads, then of groups.
+// One request of the batch and the pieces of a KV head that it is cut into: chunks that follow each
+// other, then groups.
 struct Request {
   int start, queries, length, pieces;
   Cut chunks;
@@ -47,7 +47,7 @@ DEVICE Request request_at(const Arguments& a, int index) {
   r.queries = a.query_offsets[index + 1] - r.start;
   r.length = a.seq_lens[index];
   r.chunks = cut(r.queries, r.length, a.reach, a.window);
-  r.pieces = r.chunks.count * ((r.queries * a.group + ROWS - 1) / ROWS) * a.kv_heads;
+  r.pieces = r.chunks.count * ((r.queries * a.group + ROWS - 1) / ROWS);
   return r;
 }
 
@@ -57,7 +57,7 @@ DEVICE int sum_lanes(int value) {
   return value;
 }
 
-// Pieces of all requests.
+// Pieces of one KV head, of all requests.
 template <int ROWS>
 DEVICE int count_pieces(const Arguments& a) {
   int pieces = 0;

@@ -29,6 +29,12 @@ DEVICE u32 as_bits(float value) {
 #endif
 }
 
+// Words that are loaded or stored at once.
+template <int BYTES>
+struct alignas(BYTES) Words {
+  u32 word[BYTES / 4];
+};
+
 #ifndef __CUDACC__
 namespace host {
 

@@ -7,7 +7,7 @@
 
 // Means on their way to memory; a row's padding spreads rows over banks.
 template <int DIM, int ROWS>
-struct Means {
+struct alignas(16) Means {
   float values[ROWS][DIM + 4];
 };
 
@@ -19,6 +19,7 @@ DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, const Piec
                         int number, bool lost, const Sums<DIM, COLUMNS>& sums,
                         const float (&tops)[COLUMNS][2], const float (&weights)[COLUMNS][2]) {
   const Line line = line_of<ROWS>(a, piece);
+  const i64 slot = i64(number) * a.kv_heads + piece.head;
   float mine = -infinity();  // log2 of the weight of row l % ROWS
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
@@ -47,7 +48,7 @@ DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, const Piec
   }
   float kept = 1.0f;
   if (a.partial != nullptr) {
-    if (line.asked && lane() < ROWS) a.partial_lse[i64(number) * ROWS + lane()] = mine;
+    if (line.asked && lane() < ROWS) a.partial_lse[slot * ROWS + lane()] = mine;
   } else if (a.sinks != nullptr && line.asked) {
     const float sink = log2_sink(a.sinks[line.q_head]);
     const float top = greater(greater(mine, LOWEST), sink), seen = exp2_fast(mine - top);
@@ -64,14 +65,16 @@ DEVICE void store_piece(Means<DIM, ROWS>& shared, const Arguments& a, const Piec
     for (int first = 0; first < DIM; first += 128) {
       const int value = first + 4 * lane();
       if (value >= DIM) continue;
+      Words<16> quad = *reinterpret_cast<const Words<16>*>(&shared.values[row][value]);
       float x[4];
 #pragma unroll
-      for (int j = 0; j < 4; j++) x[j] = shared.values[row][value + j];
+      for (int j = 0; j < 4; j++) x[j] = as_float(quad.word[j]);
       if (Format::ROTATED) turn(x, a.turns, value / 4, true);
       if (a.partial != nullptr) {
-        float* at = a.partial + (i64(number) * ROWS + row) * DIM + value;
 #pragma unroll
-        for (int j = 0; j < 4; j++) at[j] = x[j];
+        for (int j = 0; j < 4; j++) quad.word[j] = as_bits(x[j]);
+        float* at = a.partial + (slot * ROWS + row) * DIM + value;
+        *reinterpret_cast<Words<16>*>(at) = quad;
       } else {
         const i64 at = i64(high << 32 | low) + value;
 #pragma unroll

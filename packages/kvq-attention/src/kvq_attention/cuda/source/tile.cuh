@@ -4,12 +4,6 @@
 #include "items.cuh"
 #include "warp.cuh"
 
-// Words that are loaded at once.
-template <int BYTES>
-struct alignas(BYTES) Words {
-  u32 word[BYTES / 4];
-};
-
 // Where a format's rows of DIM values lie within a tile.
 template <class Format, int DIM>
 struct Layout {
