@@ -34,62 +34,73 @@ struct QueryRows {
   float power[ROWS];  // what a product is to be multiplied by
 };
 
-// Rows as f16 or bf16 times a power of two that brings the largest into [1, 2): exact, and it keeps
-// what f32 and bf16 hold within f16's range.
+// Puts down a row as f16 or bf16 times a power of two that brings its largest value into [1, 2):
+// exact, and it keeps what f32 and bf16 hold within f16's range.
+template <class Format, int DIM, int ROWS, int QUADS>
+DEVICE void put_row(QueryRows<DIM, ROWS>& shared, const Arguments& a, int row,
+                    float (&x)[QUADS][4]) {
+  u32 top = 0;
+#pragma unroll
+  for (int i = 0; i < QUADS; i++) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const u32 magnitude = as_bits(x[i][j]) & 0x7FFFFFFF;
+      top = magnitude > top ? magnitude : top;
+    }
+  }
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const u32 other = shuffle_xor(top, mask);
+    top = other > top ? other : top;
+  }
+  const int exponent = smaller(larger(int(top >> 23), 1), 253);
+  const float inverse = as_float(u32(254 - exponent) << 23);
+  const float power = as_float(u32(exponent) << 23);
+  if (lane() == 0) shared.power[row] = power * a.score_scale * Format::FACTOR;
+#pragma unroll
+  for (int i = 0; i < QUADS; i++) {
+    const int first = 128 * i + 4 * lane();
+    if (first >= DIM) continue;
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[i][j] *= inverse;
+    if (Format::ROTATED) turn(x[i], a.turns, first / 4, false);
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const u32 pair =
+          Format::BF16 ? pack_bf16(x[i][j], x[i][j + 1]) : pack_halves(x[i][j], x[i][j + 1]);
+      *reinterpret_cast<u32*>(&shared.values[row][first + j]) = pair;
+    }
+  }
+}
+
+// Puts down a piece's rows.
 template <class Format, int DIM, int ROWS>
 DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Piece& piece) {
   constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
   const Line line = line_of<ROWS>(a, piece);
   const i64 mine = (piece.request.start + line.query) * a.q_token + line.q_head * a.q_head;
-  float x[ROWS][QUADS][4];
+  constexpr int GROUP = 4;  // rows that are loaded at once
+#pragma unroll 1
+  for (int begin = 0; begin < ROWS; begin += GROUP) {
+    float x[GROUP][QUADS][4];
 #pragma unroll
-  for (int row = 0; row < ROWS; row++) {
-    const bool asked = shuffle(int(line.asked), row);
-    const u64 low = shuffle(u32(mine), row), high = shuffle(u32(u64(mine) >> 32), row);
-    const i64 at = i64(high << 32 | low) + 4 * lane();
+    for (int row = 0; row < GROUP; row++) {
+      const bool asked = shuffle(int(line.asked), begin + row);
+      const u64 low = shuffle(u32(mine), begin + row);
+      const u64 high = shuffle(u32(u64(mine) >> 32), begin + row);
+      const i64 at = i64(high << 32 | low) + 4 * lane();
 #pragma unroll
-    for (int i = 0; i < QUADS; i++) {
+      for (int i = 0; i < QUADS; i++) {
 #pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const bool inside = 128 * i + 4 * lane() < DIM;
-        x[row][i][j] = asked && inside ? load_number(a.q, at + 128 * i + j) : 0.0f;
-      }
-    }
-  }
-#pragma unroll
-  for (int row = 0; row < ROWS; row++) {
-    u32 top = 0;
-#pragma unroll
-    for (int i = 0; i < QUADS; i++) {
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const u32 magnitude = as_bits(x[row][i][j]) & 0x7FFFFFFF;
-        top = magnitude > top ? magnitude : top;
+        for (int j = 0; j < 4; j++) {
+          const bool inside = 128 * i + 4 * lane() < DIM;
+          x[row][i][j] = asked && inside ? load_number(a.q, at + 128 * i + j) : 0.0f;
+        }
       }
     }
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const u32 other = shuffle_xor(top, mask);
-      top = other > top ? other : top;
-    }
-    const int exponent = smaller(larger(int(top >> 23), 1), 253);
-    const float inverse = as_float(u32(254 - exponent) << 23);
-    const float power = as_float(u32(exponent) << 23);
-    if (lane() == 0) shared.power[row] = power * a.score_scale * Format::FACTOR;
-#pragma unroll
-    for (int i = 0; i < QUADS; i++) {
-      const int first = 128 * i + 4 * lane();
-      if (first >= DIM) continue;
-      float(&quad)[4] = x[row][i];
-#pragma unroll
-      for (int j = 0; j < 4; j++) quad[j] *= inverse;
-      if (Format::ROTATED) turn(quad, a.turns, first / 4, false);
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const u32 pair =
-            Format::BF16 ? pack_bf16(quad[j], quad[j + 1]) : pack_halves(quad[j], quad[j + 1]);
-        *reinterpret_cast<u32*>(&shared.values[row][first + j]) = pair;
-      }
+    for (int row = 0; row < GROUP; row++) {
+      put_row<Format, DIM, ROWS>(shared, a, begin + row, x[row]);
     }
   }
 }
