@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -24,11 +28,14 @@ def load(
     """What `decode.load` returns on a GPU."""
     given = decode.defines(k, v, dim, dtype, shape, softcap)
     step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given)
-    others = decode.merge_defines(dim, dtype, shape)
-    join = build((SOURCE / "merge.cu").read_text(), ["merge"], defines=others)
+    merge = (SOURCE / "merge.cu").read_text()
+    joins = [
+        build(merge, ["merge"], defines=decode.merge_defines(dim, dtype, shape, warps))
+        for warps in (1, decode.MERGE_WARPS)
+    ]
     return decode.Kernels(
         step.function("decode", late=True),
-        join.function("merge"),
+        *(join.function("merge") for join in joins),
         given["SET_SHARED_BYTES"],
         RESIDENT,
     )
@@ -43,3 +50,19 @@ def emulate(patch: pytest.MonkeyPatch) -> None:
     """Run decode's kernels on the CPU from here on."""
     patch.setattr(decode, "load", load)
     patch.setattr(decode, "picked", picked)
+
+
+Way = tuple[str, str, int, torch.dtype, int, bool]
+
+
+def prepare(ways: Iterable[Way]) -> None:
+    """Compile for codecs of K and V, head_dim, dtype, query rows, soft cap: all cores at once."""
+
+    def one(way: Way) -> None:
+        k, v, dim, dtype, rows, softcap = way
+        device = torch.device("cpu")
+        load(k, v, dim, dtype, picked(k, v, dim, rows, device), softcap, device)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(one, ways):
+            pass

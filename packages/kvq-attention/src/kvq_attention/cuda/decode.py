@@ -23,6 +23,7 @@ LOG2_E = 1.4426950408889634
 # The last position that the kernels' int32 tells from others; a longer window is none at all.
 WIDEST = 2**31 - 1
 MERGE_WARPS = 8
+MERGE_SUMS = 8  # that a row's chunks are summed up in
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -109,8 +110,11 @@ def launch(
     runs = min(pieces, max(1, kernels.resident // kv_heads))
     kernels.decode.launch((runs * kv_heads,), shapes.THREADS, kernels.shared_bytes, (given,))
     if not alone:
-        threads, shared_bytes = MERGE_WARPS * shapes.THREADS, MERGE_WARPS * (dim + 1) * 4
-        kernels.merge.launch((num_tokens * q_heads,), threads, shared_bytes, (given,))
+        # One row a block: many warps each where there are few, for the same bits.
+        lines = num_tokens * q_heads
+        few = lines * MERGE_WARPS <= kernels.resident
+        join, warps = (kernels.merge_few, MERGE_WARPS) if few else (kernels.merge, 1)
+        join.launch((lines,), warps * shapes.THREADS, MERGE_SUMS * (dim + 1) * 4, (given,))
     return out
 
 
@@ -133,13 +137,15 @@ class Kernels:
 
     Attributes
     ----------
-    decode, merge : the kernels
+    decode : the kernel of pieces
+    merge, merge_few : that of their results, by one warp a row and by MERGE_WARPS
     shared_bytes : that a block of decode takes
     resident : blocks of decode that the device holds at once
     """
 
     decode: Function
     merge: Function
+    merge_few: Function
     shared_bytes: int
     resident: int
 
@@ -164,11 +170,14 @@ def load(
     """The kernels for a device, compiled when they are first asked for."""
     given = defines(k, v, dim, dtype, shape, softcap)
     step = function(source("decode.cu", given), "decode", device)
-    join = function(source("merge.cu", merge_defines(dim, dtype, shape)), "merge", device)
+    joins = [
+        function(source("merge.cu", merge_defines(dim, dtype, shape, warps)), "merge", device)
+        for warps in (1, MERGE_WARPS)
+    ]
     shared_bytes = given["SET_SHARED_BYTES"]
     held = step.resident_blocks(shapes.THREADS, shared_bytes)
     found = torch.cuda.get_device_properties(device)
-    return Kernels(step, join, shared_bytes, held * found.multi_processor_count)
+    return Kernels(step, *joins, shared_bytes, held * found.multi_processor_count)
 
 
 def token_bytes(k: str, v: str, dim: int) -> int:
@@ -196,9 +205,11 @@ def defines(
     }
 
 
-def merge_defines(dim: int, dtype: torch.dtype, shape: shapes.Shape) -> dict[str, Any]:
+def merge_defines(
+    dim: int, dtype: torch.dtype, shape: shapes.Shape, warps: int
+) -> dict[str, Any]:
     """What the merge is compiled with."""
-    return {"SET_ROWS": shape.rows, "SET_WARPS": MERGE_WARPS, **_common(dim, dtype)}
+    return {"SET_ROWS": shape.rows, "SET_WARPS": warps, **_common(dim, dtype)}
 
 
 def _common(dim: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 # Part of what decides a result's last bits: they hold for every launch.
 ALONE_TOKENS = 256  # a request that sees no more is one chunk
 CHUNK_STEP = 32  # chunks are multiples of it, and it is one of steps
-FINEST = 64  # chunks that a sequence is cut into while they are between the two sizes below
-SMALLEST_CHUNK = 64
+FINEST = 32  # chunks that a sequence is cut into while they are between the two sizes below
+SMALLEST_CHUNK = 256
 LARGEST_CHUNK = 512
 MOST_CHUNKS = 256  # of longer sequences chunks grow
 TILE = 16  # tokens of a tensor-core product

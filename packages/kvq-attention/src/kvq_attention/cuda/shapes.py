@@ -39,14 +39,13 @@ class Shape:
         """Shared memory of a block, for a token's K and V of `token_bytes` and `dim` values a row.
 
         As source/walk.cuh lays it out: tiles under way, where the next ones lie, what the walk is
-        along, queries, means.
+        along, queries or means.
         """
         ring = self.stages * self.tiles * TILE * token_bytes
         addresses = self.tiles * 8 * 8
         queries = self.rows * ((dim + 8) * 2 + 4)
-        means = self.rows * (dim + 4) * 4
-        taken = ring + addresses + WALK_BYTES + queries + means
-        return -(-taken // 16) * 16
+        means = 4 * (dim + 4) * 4
+        return -(-(ring + addresses + WALK_BYTES + max(queries, means)) // 16) * 16
 
 
 def pick(token_bytes: int, dim: int, rows: int, shared_bytes: int) -> Shape:

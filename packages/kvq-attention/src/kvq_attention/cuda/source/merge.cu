@@ -1,6 +1,7 @@
-// The merge: a row's partial results, weighted by what they saw, in an order that its chunks decide.
+// The merge: a row's partial results, weighted by what they saw.
 //
-// A block a query token and head; its warps take chunks in turns. Defined for a compilation: what
+// A block a query token and head. Every LANES-th chunk is summed up for itself, and then those sums
+// in their order, by one warp or by more: the bits are the same. Defined for a compilation: what
 // becomes a constant below, NUMBER, and the sizes of chunks.
 #include "arguments.cuh"
 #include "items.cuh"
@@ -11,10 +12,12 @@ constexpr int DIM = SET_DIM;
 constexpr int ROWS = SET_ROWS;  // of a piece
 constexpr int WARPS = SET_WARPS;
 constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
-constexpr int AHEAD = 8;                  // chunks that a warp loads at once
+constexpr int LANES = 8;                  // sums of chunks
+constexpr int OWN = LANES / WARPS;        // of those, a warp's
+constexpr int AHEAD = LANES / OWN;        // chunks of each that are loaded at once
 
 struct Shared {
-  float sums[WARPS][DIM], weights[WARPS];
+  float sums[LANES][DIM], weights[LANES];
 };
 
 extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, 1) merge(Arguments a) {
@@ -54,52 +57,61 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, 1) merge(Arguments a) {
     sink = log2_sink(a.sinks[q_head]);
     top = greater(top, sink);
   }
-  float weight = 0.0f;
-  float sums[QUADS][4] = {};
-  for (int begin = warp(); begin < chunks; begin += WARPS * AHEAD) {
-    float share[AHEAD], part[AHEAD][QUADS][4];
+  float weights[OWN] = {}, sums[OWN][QUADS][4] = {};
+  for (int begin = 0; begin < chunks; begin += LANES * AHEAD) {
+    float share[AHEAD][OWN];
+    Words<16> quads[AHEAD][OWN][QUADS] = {};
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-      const int chunk = begin + i * WARPS;
-      share[i] = chunk < chunks ? exp2_fast(a.partial_lse[slot(chunk)] - top) : 0.0f;
 #pragma unroll
-      for (int j = 0; j < QUADS; j++) {
-        const int value = 128 * j + 4 * lane();
-        Words<16> quad = {};
-        if (chunk < chunks && value < DIM) {
-          quad = *reinterpret_cast<const Words<16>*>(a.partial + slot(chunk) * DIM + value);
+      for (int o = 0; o < OWN; o++) {
+        const int chunk = begin + LANES * i + OWN * warp() + o;
+        share[i][o] = chunk < chunks ? exp2_fast(a.partial_lse[slot(chunk)] - top) : 0.0f;
+#pragma unroll
+        for (int j = 0; j < QUADS; j++) {
+          const int value = 128 * j + 4 * lane();
+          if (chunk >= chunks || value >= DIM) continue;
+          const float* at = a.partial + slot(chunk) * DIM + value;
+          quads[i][o][j] = *reinterpret_cast<const Words<16>*>(at);
         }
-#pragma unroll
-        for (int k = 0; k < 4; k++) part[i][j][k] = as_float(quad.word[k]);
       }
     }
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-      weight += share[i];
 #pragma unroll
-      for (int j = 0; j < QUADS; j++) {
+      for (int o = 0; o < OWN; o++) {
+        weights[o] += share[i][o];
 #pragma unroll
-        for (int k = 0; k < 4; k++) sums[j][k] += share[i] * part[i][j][k];
+        for (int j = 0; j < QUADS; j++) {
+#pragma unroll
+          for (int k = 0; k < 4; k++) {
+            sums[o][j][k] += share[i][o] * as_float(quads[i][o][j].word[k]);
+          }
+        }
       }
     }
   }
 #pragma unroll
-  for (int j = 0; j < QUADS; j++) {
+  for (int o = 0; o < OWN; o++) {
+    const int own = OWN * warp() + o;
+    if (lane() == 0) shared.weights[own] = weights[o];
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-      const int value = 128 * j + 4 * lane() + k;
-      if (value < DIM) shared.sums[warp()][value] = sums[j][k];
+    for (int j = 0; j < QUADS; j++) {
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const int value = 128 * j + 4 * lane() + k;
+        if (value < DIM) shared.sums[own][value] = sums[o][j][k];
+      }
     }
   }
-  if (lane() == 0) shared.weights[warp()] = weight;
   sync_block();
-  weight = exp2_fast(sink - top);
+  float weight = exp2_fast(sink - top);
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) weight += shared.weights[w];
+  for (int own = 0; own < LANES; own++) weight += shared.weights[own];
   for (int i = thread; i < DIM; i += 32 * WARPS) {
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += shared.sums[w][i];
+    for (int own = 0; own < LANES; own++) sum += shared.sums[own][i];
     store_number(a.out, target + i, weight == 0.0f ? 0.0f : sum / weight);
   }
 }

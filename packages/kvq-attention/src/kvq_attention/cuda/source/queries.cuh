@@ -29,7 +29,7 @@ DEVICE Line line_of(const Arguments& a, const Piece& piece) {
 
 // Queries on their way to their operands; a row's padding spreads rows over banks.
 template <int DIM, int ROWS>
-struct QueryRows {
+struct alignas(16) QueryRows {
   u16 values[ROWS][DIM + 8];
   float power[ROWS];  // what a product is to be multiplied by
 };

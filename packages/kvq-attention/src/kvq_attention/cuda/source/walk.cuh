@@ -30,8 +30,10 @@ struct Shared {
   Limits limits;
   Piece piece;
   const i32* table;  // the request's pages
-  QueryRows<DIM, ROWS> queries;
-  Means<DIM, ROWS> means;
+  union {  // of the walk's beginning, and of the ends of chunks
+    QueryRows<DIM, ROWS> queries;
+    Means<DIM> means;
+  };
 };
 static_assert(sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 
