@@ -170,14 +170,14 @@ def load(
     """The kernels for a device, compiled when they are first asked for."""
     given = defines(k, v, dim, dtype, shape, softcap)
     step = function(source("decode.cu", given), "decode", device)
-    joins = [
+    merge, merge_few = (
         function(source("merge.cu", merge_defines(dim, dtype, shape, warps)), "merge", device)
         for warps in (1, MERGE_WARPS)
-    ]
+    )
     shared_bytes = given["SET_SHARED_BYTES"]
     held = step.resident_blocks(shapes.THREADS, shared_bytes)
     found = torch.cuda.get_device_properties(device)
-    return Kernels(step, *joins, shared_bytes, held * found.multi_processor_count)
+    return Kernels(step, merge, merge_few, shared_bytes, held * found.multi_processor_count)
 
 
 def token_bytes(k: str, v: str, dim: int) -> int:
@@ -205,9 +205,7 @@ def defines(
     }
 
 
-def merge_defines(
-    dim: int, dtype: torch.dtype, shape: shapes.Shape, warps: int
-) -> dict[str, Any]:
+def merge_defines(dim: int, dtype: torch.dtype, shape: shapes.Shape, warps: int) -> dict[str, Any]:
     """What the merge is compiled with."""
     return {"SET_ROWS": shape.rows, "SET_WARPS": warps, **_common(dim, dtype)}
 

@@ -9,12 +9,12 @@ import triton
 
 from kvq_attention import launches
 from kvq_attention.batch import Batch
+from kvq_attention.rotation import quaternions
 from kvq_attention.scoring import Scoring
 from kvq_attention.triton import tiles
 from kvq_attention.triton.attend import attend
 from kvq_attention.triton.compat import ptx_level
 from kvq_attention.triton.merge import merge
-from kvq_attention.rotation import quaternions
 from kvq_attention.triton.scales import SCORE_ROWS
 from kvq_attention.triton.side import Side
 from kvq_attention.triton.softmax import LOG2_E

@@ -38,9 +38,9 @@ DEVICE void store_row(const float (&means)[DIM + 4], const Arguments& a, i64 slo
   }
 }
 
-// Stores the rows of piece `number`: partial results, or, where every request is one chunk, results.
-// tops, weights: references and weights of rows 8n + 2 (l % 4) and the next; a lane's weights are
-// of its own tokens.
+// Stores the rows of piece `number`: partial results, or, where every request is one chunk,
+// results. tops, weights: references and weights of rows 8n + 2 (l % 4) and the next; a lane's
+// weights are of its own tokens.
 template <class Format, int DIM, int ROWS, int COLUMNS>
 DEVICE void store_piece(Means<DIM>& shared, const Arguments& a, const Piece& piece, int number,
                         bool lost, const Sums<DIM, COLUMNS>& sums,

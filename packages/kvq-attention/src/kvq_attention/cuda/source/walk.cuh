@@ -43,7 +43,8 @@ DEVICE void choose_rows(Shared& shared, const Arguments& a, int head) {
   const Cache& cache = lane() % 2 ? a.v : a.k;
   const int pair = lane() / 2;
   const Plane& plane = pair == 0 ? cache.codes : pair == 1 ? cache.scale : cache.second;
-  const u32 k_bytes = pair == 0 ? KeyLayout::CODES : pair == 1 ? KeyLayout::SCALE : KeyLayout::SECOND;
+  const u32 k_bytes =
+      pair == 0 ? KeyLayout::CODES : pair == 1 ? KeyLayout::SCALE : KeyLayout::SECOND;
   const u32 v_bytes =
       pair == 0 ? ValueLayout::CODES : pair == 1 ? ValueLayout::SCALE : ValueLayout::SECOND;
   shared.rows[lane()] = {plane.data + u64(plane.head) * u32(head), plane.page,
@@ -57,7 +58,7 @@ DEVICE int token_of_lane(int token) { return token + lane() / PLANES * TILE; }
 // The page of this lane's token; -1 behind the last one.
 DEVICE int find_page(const Shared& shared, const Arguments& a, int token, int last) {
   const int mine = token_of_lane(token);
-  return mine < last ? shared.table[mine >> a.page_shift] : -1;
+  return mine < last ? read_only(shared.table + (mine >> a.page_shift)) : -1;
 }
 
 // Writes down where this lane's rows begin; whether their page is missing.

@@ -45,6 +45,18 @@ DEVICE int block() { return emulator::place().block; }
 DEVICE int blocks() { return emulator::place().blocks; }
 #endif
 
+// A word of global memory that nobody writes while the kernel runs; the compiler does not know of a
+// pointer that was in memory where it points to.
+DEVICE i32 read_only(const i32* address) {
+#ifdef __CUDACC__
+  i32 value;
+  asm("ld.global.nc.b32 %0, [%1];" : "=r"(value) : "l"(address));
+  return value;
+#else
+  return *address;
+#endif
+}
+
 // The block's dynamic shared memory.
 DEVICE u8* shared_memory() {
 #ifdef __CUDACC__

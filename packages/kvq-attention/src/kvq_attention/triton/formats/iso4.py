@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kvq_attention.rotation import quaternions
 from kvq_attention.triton.centroids import encode_turned, levels
 from kvq_attention.triton.encode import Encoder, pack_nibbles
-from kvq_attention.rotation import quaternions
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
