@@ -9,7 +9,7 @@ from kvq_attention import Batch, Table
 
 from ..scene import TIER, Scene
 from .cases import check_output, ieee, judge, poison_new_tensors, refill, with_table
-from .places import Place, each_codec, each_place
+from .places import CUDAS, Place, each_codec, each_place
 
 pytestmark = ieee
 
@@ -65,6 +65,20 @@ def test_sinks_of_any_size(sink: float, merged: bool, place: Place) -> None:
         judge(out[:, 1:], expected[:, 1:], torch.float32)
     else:
         check_output(scene, out, sinks=sinks)
+
+
+@pytest.mark.parametrize("length", [40, 0])
+@each_place(CUDAS)
+def test_sinks_give_the_same_bits_with_a_merge_and_without(length: int, place: Place) -> None:
+    scene = scene_of("q8_0", place)
+    batch = scene.batch()
+    batch.seq_lens.fill_(length)
+    for pair in ([0.3, -0.7], [2.0, 9.0], [-torch.inf, -torch.inf]):
+        sinks = torch.tensor(pair, device=place.device)
+        alone = place.attend(scene, batch=batch, sinks=sinks)
+        assert torch.equal(alone, place.attend(scene, batch=widened(batch), sinks=sinks))
+        assert alone.isfinite().all()
+        assert alone.any() == (length > 0)
 
 
 @pytest.mark.parametrize("gain", [1e28, 1e34], ids=lambda gain: f"{gain:g}")

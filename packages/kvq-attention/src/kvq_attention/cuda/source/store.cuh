@@ -13,10 +13,11 @@ struct alignas(16) Means {
   float values[MEAN_ROWS][DIM + 4];
 };
 
-// Stores row `row` of a piece, of which each lane has four values at a time.
+// Stores row `row` of a piece, of which each lane has four values at a time. A result, which is
+// weighed with the sink's weight in `all` and without it in `seen`, has the bits of a merge.
 template <class Format, int DIM, int ROWS>
 DEVICE void store_row(const float (&means)[DIM + 4], const Arguments& a, i64 slot, int row,
-                      i64 target, float kept) {
+                      i64 target, float seen, float all) {
 #pragma unroll
   for (int first = 0; first < DIM; first += 128) {
     const int value = first + 4 * lane();
@@ -33,7 +34,7 @@ DEVICE void store_row(const float (&means)[DIM + 4], const Arguments& a, i64 slo
       *reinterpret_cast<Words<16>*>(at) = quad;
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; j++) store_number(a.out, target + value + j, x[j] * kept);
+      for (int j = 0; j < 4; j++) store_number(a.out, target + value + j, x[j] * seen / all);
     }
   }
 }
@@ -64,13 +65,15 @@ DEVICE void store_piece(Means<DIM>& shared, const Arguments& a, const Piece& pie
       if (lane() % ROWS / 8 == n && lane() % 2 == j) mine = found;
     }
   }
-  float kept = 1.0f;
+  float seen = 1.0f, all = 1.0f;
   if (a.partial != nullptr) {
     if (line.asked && lane() < ROWS) a.partial_lse[slot * ROWS + lane()] = mine;
   } else if (a.sinks != nullptr && line.asked) {
     const float sink = log2_sink(a.sinks[line.q_head]);
-    const float top = greater(greater(mine, LOWEST), sink), seen = exp2_fast(mine - top);
-    kept = mine != mine ? mine : seen / (exp2_fast(sink - top) + seen);
+    const float top = greater(greater(mine, LOWEST), sink);
+    seen = exp2_fast(mine - top);
+    all = exp2_fast(sink - top) + seen;
+    if (all == 0.0f) all = 1.0f;  // nothing is seen, and the sink is nothing
   }
   const i64 target = (piece.request.start + line.query) * a.out_token + line.q_head * a.out_head;
 #pragma unroll
@@ -95,7 +98,7 @@ DEVICE void store_piece(Means<DIM>& shared, const Arguments& a, const Piece& pie
         if (!shuffle(int(line.asked), i)) continue;
         const u64 low = shuffle(u32(target), i), high = shuffle(u32(u64(target) >> 32), i);
         store_row<Format, DIM, ROWS>(shared.values[i - begin], a, slot, i, i64(high << 32 | low),
-                                     shuffle(kept, i));
+                                     shuffle(seen, i), shuffle(all, i));
       }
     }
   }
