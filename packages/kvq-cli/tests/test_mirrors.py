@@ -14,10 +14,11 @@ PLACES = {
     "source": (CODECS / "src" / "kvq_codecs" / "formats", "{}.py"),
     "tests": (CODECS / "tests" / "formats", "test_{}.py"),
     "triton": (ATTENTION / "triton" / "formats", "{}.py"),
+    "cuda": (ATTENTION / "cuda" / "source" / "formats", "{}.cuh"),
     "page": (ROOT / "docs" / "reference" / "formats", "{}.md"),
 }
-EXCUSED = {"triton": claims.WITHOUT_TRITON}
-NOT_CODECS = {"__init__", "index"}
+EXCUSED = {"triton": claims.WITHOUT_TRITON, "cuda": claims.WITHOUT_CUDA}
+NOT_CODECS = {"__init__", "index", "bits", "constants", "e4m3"}
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "noxfile.py").is_file(), reason="the mirrors are in the repository, not in an sdist"
