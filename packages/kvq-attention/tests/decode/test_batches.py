@@ -156,18 +156,21 @@ def test_a_page_that_the_cache_does_not_have_makes_its_readers_nan(bad: str, pla
         assert torch.equal(out, clean)
 
 
+@pytest.mark.parametrize("scoring", [{}, {"window": 16}], ids=["plain", "window"])
 @each_place(ON_CPU)
-def test_a_length_beyond_the_table_reads_no_other_requests_pages(place: Place) -> None:
+def test_a_length_beyond_the_table_reads_no_other_requests_pages(
+    scoring: dict[str, Any], place: Place
+) -> None:
     scene = scene_of("q8_0", place, heads=1, lengths=(64, 64, 64), queries=1)
-    clean, batch = place.attend(scene), scene.batch()
-    assert batch.tables[TIER].page_table.shape[1] == 4
+    clean = place.attend(scene, **scoring)
+    assert scene.batch().tables[TIER].page_table.shape[1] == 4
     for cache in scene.caches:
         for plane in cache.planes.values():
             plane[0].zero_()
-    for request, length in ((1, 65), (0, 3000)):
+    for request, length in ((1, 65), (0, 3000), (1, 2**31 - 1)):
         batch = scene.batch()
         batch.seq_lens[request] = length
-        out = place.attend(scene, batch=batch)
+        out = place.attend(scene, batch=batch, **scoring)
         assert out[request].isnan().all(), "it would have to read a page that no table names"
         out[request] = clean[request]
         assert torch.equal(out, clean)

@@ -22,7 +22,7 @@ struct Cut {
 // A request's chunks; `most_chunks` in items.py bounds their number.
 DEVICE Cut cut(int queries, int length, int reach, int window) {
   int first = 0;
-  if (window > 0) first = larger(length - queries - window + 1, 0) / TILE * TILE;
+  if (window > 0) first = smaller(larger(length - queries - window + 1, 0), reach) / TILE * TILE;
   const int visible = larger(smaller(length, reach) - first, 1);
   int size = ALONE_TOKENS;
   if (visible > ALONE_TOKENS) {
