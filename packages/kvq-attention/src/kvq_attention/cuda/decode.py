@@ -20,8 +20,8 @@ from kvq_attention.scoring import Scoring
 from kvq_codecs import Encoded
 
 LOG2_E = 1.4426950408889634
-# The last position that the kernels' int32 tells from others; a longer window is none at all.
-WIDEST = 2**31 - 1
+# Positions that the kernels' int32 counts, and steps beyond them; a longer window is none at all.
+WIDEST = 2**31 - 2**12
 MERGE_WARPS = 8
 MERGE_SUMS = 8  # that a row's chunks are summed up in
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -144,7 +144,7 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, int stage, 
         for (int j = 0; j < 2; j++) {
           p[j] = exp2_fast(scores[t][n][2 * u + j] - state.top[n][j]);
           state.weight[n][j] += p[j];
-          if (ValueLayout::SCALES == 1) p[j] *= scale[t][u];
+          if (ValueLayout::SCALES == 1 && !(masked && p[j] == 0.0f)) p[j] *= scale[t][u];
         }
         const u32 pair = V::BF16 ? pack_bf16(p[0], p[1]) : pack_halves(p[0], p[1]);
         weights[t][n][u] = transpose_matrix(pair);
@@ -153,6 +153,11 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, int stage, 
   }
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    add_tile<V, DIM, COLUMNS>(state.sums, tile_of(shared, stage, t) + KeyLayout::BYTES, weights[t]);
+    const u8* values = tile_of(shared, stage, t) + KeyLayout::BYTES;
+    if (masked) {
+      add_tile<V, DIM, true, COLUMNS>(state.sums, values, weights[t]);
+    } else {
+      add_tile<V, DIM, false, COLUMNS>(state.sums, values, weights[t]);
+    }
   }
 }

@@ -12,16 +12,18 @@
 #include "settings.cuh"
 #include "walk.cuh"
 
-// Zeros the values of a step's tokens that no row sees.
+// Zeros what rows that do not see a token must not read: a weight of 0 does not outweigh a NaN.
 DEVICE void blank_unseen(Shared& shared, const Arguments& a, int stage, int token) {
   const Request& request = shared.piece.request;
   const int lowest = a.window > 0 ? request.length - request.queries - a.window + 1 : 0;
   const int last = shared.limits.last;
-  if (token >= lowest && token + STEP <= last) return;
+  const bool edge = token < lowest || token + STEP > last;
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
+    u8* values = tile_of(shared, stage, t) + KeyLayout::BYTES;
     const int at = token + t * TILE;
-    blank_rows<V, DIM>(tile_of(shared, stage, t) + KeyLayout::BYTES, lowest - at, last - at);
+    if (edge) blank_rows<V, DIM>(values, lowest - at, last - at);
+    if (request.queries > 1) tame_rows<V, DIM>(values);
   }
   sync_warp();
 }
@@ -32,8 +34,13 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
                         int number, int chunk, int count) {
   const Request& request = piece.request;
   const Cut& cut = request.chunks;
-  const int first = cut.first + chunk * cut.size;
-  const int last = smaller(first + count * cut.size, smaller(request.length, a.reach));
+  int first = cut.first + chunk * cut.size;
+  int last = smaller(request.length, a.reach);
+  if (first < last) {
+    last = first + smaller(last - first, count * cut.size);
+  } else {
+    first = last = 0;  // no tokens: none, or all beyond the page table
+  }
   if (lane() == 0) {
     shared.piece = piece;
     shared.table = a.page_table + index * a.table_row;
@@ -73,7 +80,7 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   }
   State state;
   state.clear();
-  if (first >= last) {  // a request without tokens
+  if (first == last) {
     store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece, number, any(lost), state.sums,
                                        state.top, state.weight);
   }

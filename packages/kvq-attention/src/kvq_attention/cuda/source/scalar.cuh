@@ -92,8 +92,8 @@ inline u32 each_half(Function function, Words... words) {
 }  // namespace host
 #endif
 
-// Byte i of the result is byte n % 8 of (b, a) for nibble n = i of the selector, or that byte's sign
-// in all bits where bit 3 of the nibble is set.
+// Byte i of the result is byte n % 8 of (b, a) for nibble n = i of the selector, or that byte's
+// sign in all bits where bit 3 of the nibble is set.
 DEVICE u32 permute(u32 a, u32 b, u32 selector) {
 #ifdef __CUDACC__
   u32 result;

@@ -55,22 +55,6 @@ DEVICE void copy_tile(u8* tile, const u8* codes, const u8* second, const u8* sca
   copy_run<L::SCALE>(tile + L::SCALE_AT, scale, live);
 }
 
-// Zeros a tile's rows outside [from, to): a weight of 0 does not outweigh a NaN.
-template <class Format, int DIM>
-DEVICE void blank_rows(u8* tile, int from, int to) {
-  using L = Layout<Format, DIM>;
-  const auto blank = [&](int at, int row_bytes) {
-    u16* half = reinterpret_cast<u16*>(tile + at);
-    for (int i = lane(); i < TILE * row_bytes / 2; i += 32) {
-      const int row = i / (row_bytes / 2);
-      if (row < from || row >= to) half[i] = 0;
-    }
-  };
-  blank(0, L::CODES);  // segments move within their row
-  if (L::SECOND > 0) blank(L::SECOND_AT, L::SECOND);
-  if (L::SCALE > 0) blank(L::SCALE_AT, L::SCALE);
-}
-
 // The scales of one row.
 template <class Format, int DIM>
 struct Scales {
@@ -106,6 +90,35 @@ struct Scales {
     }
   }
 };
+
+// Zeros a tile's rows outside [from, to): a weight of 0 does not outweigh a NaN.
+template <class Format, int DIM>
+DEVICE void blank_rows(u8* tile, int from, int to) {
+  using L = Layout<Format, DIM>;
+  const auto blank = [&](int at, int row_bytes) {
+    u16* half = reinterpret_cast<u16*>(tile + at);
+    for (int i = lane(); i < TILE * row_bytes / 2; i += 32) {
+      const int row = i / (row_bytes / 2);
+      if (row < from || row >= to) half[i] = 0;
+    }
+  };
+  blank(0, L::CODES);  // segments move within their row
+  if (L::SECOND > 0) blank(L::SECOND_AT, L::SECOND);
+  if (L::SCALE > 0) blank(L::SCALE_AT, L::SCALE);
+}
+
+// Zeros the block scales of rows whose scale is NaN: that alone says so, to those who see them.
+template <class Format, int DIM>
+DEVICE void tame_rows(u8* tile) {
+  using L = Layout<Format, DIM>;
+  if constexpr (Format::SECOND > 1) {
+    for (int i = lane(); i < TILE * L::SECOND; i += 32) {
+      Scales<Format, DIM> scale;
+      scale.load(tile, i / L::SECOND);
+      if (scale.get(0) != scale.get(0)) tile[L::SECOND_AT + i] = 0;
+    }
+  }
+}
 
 // The two bytes of the second plane for the units of a word, at bits 0-7 and 16-23.
 template <class Format>

@@ -27,9 +27,15 @@ DEVICE u32 second_of_value(const u8* tile, int row, int segment) {
   return second_pair<Format>(at, at + L::SECOND);
 }
 
+// A bit for each bit of a pair's halves that are not 0.
+DEVICE u32 where_not_zero(u32 pair) {
+  return (pair & 0xFFFF ? 0xFFFF : 0) | (pair >> 16 ? 0xFFFF0000 : 0);
+}
+
 // weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for
-// row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it already.
-template <class Format, int DIM, int COLUMNS>
+// row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it already. MASKED: some
+// are 0 because their rows do not see the token, whose scales may be NaN.
+template <class Format, int DIM, bool MASKED, int COLUMNS>
 DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, const u32 (&weights)[COLUMNS][2]) {
   using L = Layout<Format, DIM>;
   constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
@@ -53,6 +59,7 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, const u32 (&weigh
           const u32 pair = permute(scales[2 * i].word[part / 2], scales[2 * i + 1].word[part / 2],
                                    part % 2 ? 0x7632 : 0x5410);
           scaled[n][i] = mul_halves(weights[n][i], pair);
+          if (MASKED) scaled[n][i] &= where_not_zero(weights[n][i]);
         }
       }
     }
