@@ -52,6 +52,11 @@ def emulate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decode, "picked", picked)
 
 
+def rows_at_once(likely: int) -> int:
+    """Query rows that a block takes where a request has so many."""
+    return picked("q8_0", "q8_0", 128, likely, torch.device("cpu")).rows
+
+
 Way = tuple[str, str, int, torch.dtype, int, bool]
 
 

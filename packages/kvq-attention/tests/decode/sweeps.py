@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..cuda import emulated
 from .cases import DTYPES, PAGE_TOKENS, SCORINGS, pairwise
 from .places import EMULATED, INTERPRETED, Place
 
@@ -13,8 +14,6 @@ QUERIES = (1, 2, 3, 4, 5, 6, 7, 8, (2, 0, 1))
 GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 16, 20)
 # Query tokens × heads of a group in a case: each row costs Triton's interpreter milliseconds.
 MOST_ROWS = 24
-# Query rows a request up to which the CUDA kernels are compiled in another way than beyond.
-NARROW_ROWS = 8
 
 
 def fits(place: Place, case: Case) -> bool:
@@ -46,19 +45,19 @@ def sweep(place: Place) -> list[Case]:
     if place != EMULATED:
         return list(pairwise({**compiled, **called}, lambda case: fits(place, case)))
     # Each way in which kernels are compiled costs seconds: pairs of these first, and no others.
-    more = {"wide": (False, True), "capped": (False, True)}
-    ways = list(pairwise({**compiled, **more}, lambda case: fits(place, case)))
-    shapes = [
-        {"group": group, "queries": queries, "wide": wide(group, queries)}
+    asked = [
+        {"group": group, "queries": queries, "rows": rows_at_once(group, queries)}
         for group in GROUPS
         for queries in QUERIES
         if fits(place, {"group": group, "queries": queries})
     ]
+    more = {"rows": sorted({one["rows"] for one in asked}), "capped": (False, True)}
+    ways = list(pairwise({**compiled, **more}, lambda case: fits(place, case)))
 
     def known(case: Case) -> bool:
-        widths = {shape["wide"] for shape in shapes if agree(case, shape)}
+        rows = {one["rows"] for one in asked if agree(case, one)}
         return any(
-            way["wide"] in widths
+            way["rows"] in rows
             and agree(case, way)
             and way["capped"] == capped(case.get("scoring"), way["capped"])
             for way in ways
@@ -72,10 +71,10 @@ def agree(case: Case, other: Case) -> bool:
     return all(other.get(name, value) == value for name, value in case.items())
 
 
-def wide(group: int, queries: int | tuple[int, ...]) -> bool:
-    """Whether the CUDA kernels take two columns of rows at once."""
+def rows_at_once(group: int, queries: int | tuple[int, ...]) -> int:
+    """Query rows that a block of the CUDA kernels takes at once."""
     asked = counts(queries)
-    return group * -(-sum(asked) // len(asked)) > NARROW_ROWS
+    return emulated.rows_at_once(group * -(-sum(asked) // len(asked)))
 
 
 def capped(scoring: str | None, unknown: bool) -> bool:

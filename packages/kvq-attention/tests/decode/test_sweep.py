@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from .cases import DTYPES, PACKED, PAGE_TOKENS, SCORINGS, ieee, name_of, scoring_of
-from .places import ON_CPU, Place, each_codec
+from .places import INTERPRETED, ON_CPU, Place, each_codec
 from .sweeps import GROUPS, QUERIES, SWEEPS, Case
 
 pytestmark = ieee
@@ -55,9 +55,8 @@ def test_the_sweep_has_every_pair(place: Place) -> None:
     ("place", "codec", "dim"),
     [
         pytest.param(place, codec, dim, marks=place.marks, id=f"{place}-{codec}-{dim}")
-        for place in ON_CPU
-        for codec in place.codecs
-        if codec in PACKED
+        for place in [INTERPRETED]  # of the emulator the sweep has all, which it compiles once
+        for codec in PACKED
         for dim in place.dims_of(codec)
     ],
 )

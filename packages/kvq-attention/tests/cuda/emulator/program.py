@@ -28,10 +28,10 @@ import kvq_attention
 
 SOURCE = Path(kvq_attention.__file__).parent / "cuda" / "source"
 EMULATOR = Path(__file__).parent
-# Fibers jump between stacks, which fortified longjmp takes for an attack; kernels read bytes as
-# words, which C++ calls aliasing.
+# Most kernels run for less time than they are compiled. Fibers jump between stacks, which fortified
+# longjmp takes for an attack; kernels read bytes as words, which C++ calls aliasing.
 FLAGS = (
-    *("-O2", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off"),
+    *("-Og", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
 )
 
