@@ -14,6 +14,7 @@ from kvq_attention.cuda import decode, shapes
 from .emulator.program import SOURCE, build
 
 RESIDENT = 3  # blocks at once: few, so that each has several pieces
+ORDER = {"late": True, "backward": False}  # see emulator/program.py
 
 
 def load(
@@ -34,8 +35,8 @@ def load(
         for warps in (1, decode.MERGE_WARPS)
     ]
     return decode.Kernels(
-        step.function("decode", late=True),
-        *(join.function("merge") for join in joins),
+        step.function("decode", **ORDER),
+        *(join.function("merge", **ORDER) for join in joins),
         given["SET_SHARED_BYTES"],
         RESIDENT,
     )

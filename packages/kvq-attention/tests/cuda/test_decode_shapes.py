@@ -163,3 +163,16 @@ def test_the_number_of_blocks_at_once_changes_no_bit(
         monkeypatch.setattr(emulated, "RESIDENT", resident)
         assert torch.equal(EMULATED.attend(scene), plain), resident
         assert torch.equal(EMULATED.attend(scene, **scoring), more), resident
+
+
+@needs_compiler
+@pytest.mark.parametrize("codec", [codec for codec in KINDS if codec in EMULATED.codecs])
+def test_neither_the_order_of_lanes_nor_when_copies_arrive_changes_a_bit(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a barrier or a wait is missing."""
+    scene = scene_of(codec)
+    plain = EMULATED.attend(scene)
+    for order in product((False, True), (False, True)):
+        monkeypatch.setattr(emulated, "ORDER", dict(zip(("late", "backward"), order, strict=True)))
+        assert torch.equal(EMULATED.attend(scene), plain), order

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from ..scene import Scene
-from .cases import check_output, ieee, poison_new_tensors
+from ..scene import TIER, Scene
+from .cases import check_output, ieee, poison_new_tensors, with_table
 from .places import KINDS, ON_CPU, Place, each_codec, each_place
 
 pytestmark = ieee
@@ -25,11 +25,11 @@ def scene_of(codec: str, place: Place, lengths: tuple[int, ...], **shape: Any) -
 
 
 def cut(
-    place: Place, scene: Scene, tokens: int = SHORT, most: int = MOST, **scoring: Any
+    place: Place, scene: Scene, tokens: int = SHORT, most: int = MOST, **given: Any
 ) -> torch.Tensor:
     """The output where a sequence is cut into such chunks."""
     with place.chunks_of(tokens, most):
-        return place.attend(scene, **scoring)
+        return place.attend(scene, **given)
 
 
 @each_codec(KINDS, ON_CPU)
@@ -71,6 +71,21 @@ def test_f49_scratch_full_of_nan_changes_nothing(
         made = poison_new_tensors(patched)
         assert torch.equal(cut(place, scene), clean)
     assert len(made) >= 3, "the output and both scratch tensors come unwritten"
+
+
+@each_place(ON_CPU)
+def test_a_missing_page_of_one_chunk_spoils_its_request(place: Place) -> None:
+    scene = scene_of("q4_0", place, (20, 70, 100), queries=(1, 2, 1))
+    clean, batch = cut(place, scene), scene.batch()
+    for column in range(5):
+        page_table = batch.tables[TIER].page_table.clone()
+        page_table[1, column] = -1
+        out = cut(place, scene, batch=with_table(batch, page_table))
+        # the last position is seen by the second query alone, and lies in the last page alone
+        assert out[2].isnan().all()
+        assert column == 4 or out[1].isnan().all()
+        out[1:3] = clean[1:3]
+        assert torch.equal(out, clean)
 
 
 @each_place(ON_CPU)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from .cases import DTYPES, PACKED, PAGE_TOKENS, SCORINGS, ieee, name_of, scoring_of
-from .places import INTERPRETED, ON_CPU, Place, each_codec
+from .places import EMULATED, INTERPRETED, ON_CPU, Place, each_codec
 from .sweeps import GROUPS, QUERIES, SWEEPS, Case
 
 pytestmark = ieee
@@ -70,3 +70,12 @@ def test_p057_every_page_size_at_its_edges(codec: str, page_tokens: int, place: 
     lengths = (page_tokens - 1, page_tokens, page_tokens + 1)
     shape = {"heads": 1, "kv_heads": 1, "dim": 128, "page_tokens": page_tokens, "lengths": lengths}
     place.check(codec, **shape)
+
+
+@pytest.mark.parametrize("scoring", ["plain", "all"])
+@each_codec(places=[EMULATED])
+def test_keys_and_values_of_two_codecs(codec: str, scoring: str, place: Place) -> None:
+    """Each codec for keys, with another one's values: their sizes and scales differ."""
+    other = place.codecs[(place.codecs.index(codec) + 4) % len(place.codecs)]
+    shape = {"heads": 6, "kv_heads": 2, "dim": 128, "lengths": (40, 333), "queries": (2, 1)}
+    place.check(codec, other, **shape, **scoring_of(scoring, 6, 128))

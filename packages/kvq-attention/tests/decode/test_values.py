@@ -14,13 +14,15 @@ import kvq_codecs
 from ..scene import V_GAIN, Scene, put
 from ..tolerances import KERNEL
 from .cases import DTYPES, FULL, PACKED, check_output, expected_of_cache, held, ieee, judge, refill
-from .places import INTERPRETED, Place, each_codec, each_place
+from .places import EMULATED, INTERPRETED, Place, each_codec, each_place
 
 pytestmark = ieee
 
 # Two requests, one with a past of several pages; for tests about what a request must not see.
 TWO, QUERIES = (9, 70), (1, 2)
 LONG = 1
+# Codecs with an fp16 scale per block of 32
+BLOCK_SCALES = ("q8_0", "q6_0", "q4_0", "fp8_e4m3")
 
 
 def scene_of(codec: str, place: Place, **shape: Any) -> Scene:
@@ -84,6 +86,50 @@ def test_a_heavy_token_of_small_values_hides_no_others(
     scene.ks[0][0] = q / q.norm() ** 2 * 128**0.5 * math.log(70 / tail)
     scene.vs[0][0] *= tail
     refill(scene)
+    check_output(scene, place.attend(scene))
+
+
+def opposed(scene: Scene, ratio: float) -> None:
+    """Every second token's values are larger by a ratio, and its weight is smaller by it."""
+    q, size = scene.qs[0][0], len(scene.ks[0])
+    large = (torch.arange(size, device=q.device) % 2 == 0)[:, None, None]
+    away = q / q.norm() ** 2 * 128**0.5 * -math.log(ratio)
+    scene.ks[0].mul_(0.05).add_(torch.where(large, away, 0.0).to(q))
+    # the largest that the norms of iso hold
+    scene.vs[0].mul_(torch.where(large, 3e3, 3e3 / ratio).to(q) / V_GAIN)
+    refill(scene)
+
+
+@pytest.mark.parametrize("ratio", [1e2, 1e4])
+@each_codec()
+def test_small_values_may_weigh_as_much_as_large_ones(
+    codec: str, ratio: float, place: Place
+) -> None:
+    scene = scene_of(codec, place)
+    opposed(scene, ratio)
+    check_output(scene, place.attend(scene))
+
+
+@pytest.mark.parametrize("ratio", [1e6, 1e10])
+@each_codec(PACKED)
+def test_tiny_values_may_weigh_as_much_as_huge_ones(codec: str, ratio: float, place: Place) -> None:
+    """A probability is scaled before it is narrowed to 16 bits, by cuda where a row has one scale.
+
+    Of several scales it is so up to the largest that differ by 2^20 or so.
+    """
+    if place.backend == "cuda" and codec in BLOCK_SCALES:
+        ratio = min(ratio, 1e6)
+    scene = scene_of(codec, place)
+    opposed(scene, ratio)
+    check_output(scene, place.attend(scene))
+
+
+@each_codec(places=[EMULATED])
+def test_nearly_uniform_attention_over_thousands_of_tokens(codec: str, place: Place) -> None:
+    """The output is a small rest of large terms: every bias of a tile shows."""
+    scene = scene_of(codec, place, lengths=(3001,))
+    check_output(scene, place.attend(scene))
+    scene.qs[0].zero_()
     check_output(scene, place.attend(scene))
 
 
