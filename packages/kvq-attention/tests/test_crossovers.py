@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from kvq_attention import UnsupportedError, crossovers, support
 from kvq_attention.crossovers import Region
@@ -29,6 +30,7 @@ MODEL: dict[str, Any] = {
     "head_dim": 128,
     "page_tokens": 16,
     "device": "cuda",
+    "dtype": torch.bfloat16,
     "features": ["gqa"],
     "group": 4,
 }

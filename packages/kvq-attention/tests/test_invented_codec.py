@@ -31,7 +31,9 @@ def _registered() -> Iterator[None]:
 def test_an_invented_codec_stores_and_attends(dim: int, other: str, device: str) -> None:
     if dim % kvq_codecs.get(other).spec.divisor:
         dim = 96
-    choice = support.choose(formats=[(NAME, other)], head_dim=dim, page_tokens=16, device=device)
+    sizes: dict[str, int] = {"head_dim": dim, "page_tokens": 16}
+    given = [(NAME, other)]
+    choice = support.choose(formats=given, **sizes, device=device, dtype=torch.float32)
     assert set(choice.by_op().values()) == {"reference"}
     shape = Geometry(NAME, other, heads=6, dim=dim, queries=(1, 3, 16, 5, 20))
 

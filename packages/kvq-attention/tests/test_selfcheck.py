@@ -63,6 +63,75 @@ def test_what_no_backend_serves_is_refused() -> None:
         Layer(heads=3, kv_heads=2)
 
 
+def one_asked(backend: str, *formats: str, **more: Any) -> list[Outcome]:
+    pairs = [(name, name) for name in formats]
+    return selfcheck.run(pairs, SMALL, "cpu", torch.float32, backend=backend, **more)
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying anything fails the test."""
+    monkeypatch.setattr(selfcheck.Trial, "of", lambda *_: pytest.fail("something was tried"))
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("decode=cuda", "^decode=cuda cannot be tried: cuda cannot run on cpu: .*that can: "),
+        ("copy_pages=cuda", "^copy_pages=cuda cannot be tried: cuda lacks copy_pages; "),
+        ("store=reference,decode=cuda", "^decode=cuda cannot be tried: cuda cannot run on cpu: "),
+        (
+            "store=cuda,decode=cuda,copy_pages=cuda",
+            "^store=cuda cannot .*; decode=cuda cannot .*; copy_pages=cuda cannot be tried: cuda l",
+        ),
+        ("extend=reference", "'extend' is no operation here; there are store, decode and copy_p"),
+        ("decode=reference,extend=cuda", "'extend' is no operation here; there are store, dec"),
+        ("decode=reference,decode=auto", "decode is named twice"),
+    ],
+)
+def test_an_operation_that_is_named_and_cannot_be_tried_is_refused(
+    untried: None, backend: str, said: str, each: bool
+) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        one_asked(backend, "q8_0", "q4_0", each=each)
+
+
+def test_a_named_operation_is_tried_with_each_format_that_was_asked_for() -> None:
+    """iso3 does not store rows of 64."""
+    named = "store=reference,decode=reference"
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^store=reference cannot be tried with iso3: iso3: head_dim 64 is not .*; "
+        "decode=reference cannot be tried with iso3: iso3: ",
+    ):
+        one_asked(named, "q8_0", "iso3")
+    for backend, each in ((named, False), ("reference", True), ("decode=auto", True)):
+        fits, other = one_asked(backend, "q8_0", "iso3", each=each)
+        assert fits.errors.keys() == {"store", "decode", "copy_pages"} and not fits.problems
+        assert other.refused.keys() == {*support.OPS}
+
+
+def test_all_that_a_backend_lacks_is_told_at_once(untried: None) -> None:
+    with pytest.raises(
+        UnsupportedError,
+        match=r"^cuda cannot run on cpu: its kernels run on cuda devices, .*; "
+        r"it lacks store and copy_pages; decode for .*; backends that can: .*reference$",
+    ):
+        one_asked("cuda", "q8_0", "fp32")
+
+
+def test_bf16_rows_are_tried_with_queries_that_cuda_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "unavailable", lambda *_: None)
+    (need,) = selfcheck.needs("decode", ("bf16", "bf16"), SMALL, "cuda", torch.bfloat16)
+    assert support.pick("cuda", [need]) == "cuda"
+    for dtype in (torch.float32, torch.float16):
+        with pytest.raises(UnsupportedError, match=r"bf16 rows and float.* queries \(has bfloat16"):
+            selfcheck.run(
+                [("bf16", "q8_0")], SMALL, "cuda", dtype, backend="decode=cuda", each=False
+            )
+
+
 def test_a_layer_too_large_to_try_is_refused_by_its_limit() -> None:
     with pytest.raises(TensorError, match="page_tokens must be at most 65,536, got 65,537"):
         Layer(page_tokens=65_537)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from kvq_attention.cuda import formats
-from kvq_attention.needs import Row
+from kvq_attention.needs import Row, name_of
 from kvq_codecs.registry import BUILT_IN
 
 # Codecs that Triton has no kernels for, and why.
@@ -18,6 +20,7 @@ CUDA_CODECS = tuple(name for name in BUILT_IN if name in formats.TYPES)
 CUDA_HEAD_DIMS = (64, 128, 256)
 CUDA_PAGE_TOKENS = (16, 32, 64, 128)
 CUDA_MOST_GROUP = 16  # query rows of a tile; what has more is Triton's
+CUDA_QUERY_DTYPES = {"bf16": (torch.bfloat16,)}  # tensor cores multiply bf16 with bf16 alone
 
 
 def _triton(op: str, feature: str, proof: str) -> Row:
@@ -38,6 +41,7 @@ def _cuda(feature: str, proof: str) -> Row:
         page_tokens=CUDA_PAGE_TOKENS,
         devices=("cuda",),
         most_group=CUDA_MOST_GROUP,
+        query_dtypes=CUDA_QUERY_DTYPES,
     )
 
 
@@ -91,18 +95,25 @@ def markdown() -> str:
         "A call needs `plain` and every feature it uses; each row is proven by the test it names.",
         "",
         "| backend | op | feature | codecs | head_dim | page tokens | devices "
-        "| query heads a KV head | proven by |",
-        f"|{' --- |' * 9}",
+        "| query heads a KV head | queries | proven by |",
+        f"|{' --- |' * 10}",
     ]
     for row in SUPPORT:
         cells = [
             *(row.backend, row.op, row.feature),
             *(_cell(row.codecs, "every"), _cell(row.head_dims, "as the codec allows")),
             *(_cell(row.page_tokens, "any"), _cell(row.devices, "any")),
-            *("any" if row.most_group is None else f"≤ {row.most_group}", f"`{row.proof}`"),
+            *("any" if row.most_group is None else f"≤ {row.most_group}", _queries(row)),
+            f"`{row.proof}`",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _queries(row: Row) -> str:
+    limits = row.query_dtypes.items()
+    said = [f"{', '.join(map(name_of, dtypes))} beside {codec}" for codec, dtypes in limits]
+    return "; ".join(said) or "any"
 
 
 def _cell(values: tuple[str, ...] | tuple[int, ...] | None, every: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class Need:
     device : torch device type
     features : "plain" and the optional parts in use
     group : query heads a KV head, where there are queries
+    query_dtype : of the queries; None = there are none, or nobody knows
     """
 
     op: str
@@ -29,6 +33,7 @@ class Need:
     device: str
     features: frozenset[str] = frozenset()
     group: int = 1
+    query_dtype: torch.dtype | None = None
 
     @property
     def all_features(self) -> list[str]:
@@ -54,6 +59,7 @@ class Row:
     page_tokens : sizes of a page it holds for (tokens); None = any
     devices : torch device types it holds for; None = any whose tensors hold values
     most_group : most query heads a KV head it holds for; None = any number
+    query_dtypes : codec of K or V → dtypes of the queries it holds for beside it; of others any
     """
 
     op: str
@@ -65,6 +71,7 @@ class Row:
     page_tokens: tuple[int, ...] | None = None
     devices: tuple[str, ...] | None = None
     most_group: int | None = None
+    query_dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict, hash=False)
 
     @property
     def id(self) -> str:
@@ -87,4 +94,14 @@ class Row:
                     return f"{what} {value} (has {', '.join(map(str, allowed))})"
         if self.most_group is not None and need.group > self.most_group:
             return f"{need.group} query heads a KV head (has at most {self.most_group})"
+        for codec in dict.fromkeys((need.k, need.v)):
+            dtypes = self.query_dtypes.get(codec)
+            if dtypes is not None and need.query_dtype not in dtypes:
+                given = "unknown" if need.query_dtype is None else name_of(need.query_dtype)
+                return f"{codec} rows and {given} queries (has {', '.join(map(name_of, dtypes))})"
         return None
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """A dtype in words: bfloat16."""
+    return str(dtype).removeprefix("torch.")

@@ -123,7 +123,7 @@ def decode(
     """
     sizes = _caches(k_cache, v_cache)
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
-    need = _need("decode", sizes, k_cache, v_cache, scoring.features | _wide(q))
+    need = _need("decode", sizes, k_cache, v_cache, scoring.features | _wide(q), q.dtype)
     name = support.pick(backend, [need])
     refusal = getattr(_module(name), "refusal", None) if backend == support.AUTO else None
     reason = refusal and refusal(q, k_cache, v_cache, batch, tier, scoring)
@@ -165,7 +165,7 @@ def extend(
     sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
     features = scoring.features | _wide(q, k, v)
-    chosen = _backend("extend", backend, sizes, k_cache, v_cache, features)
+    chosen = _backend("extend", backend, sizes, k_cache, v_cache, features, q.dtype)
     return chosen.extend(q, k, v, k_cache, v_cache, batch, tier, scoring)
 
 
@@ -238,20 +238,27 @@ def _backend(
     k_cache: Encoded,
     v_cache: Encoded,
     features: frozenset[str],
+    query_dtype: torch.dtype | None = None,
 ) -> Backend:
-    need = _need(op, sizes, k_cache, v_cache, features)
+    need = _need(op, sizes, k_cache, v_cache, features, query_dtype)
     return _module(support.pick(backend, [need]))
 
 
 def _need(
-    op: str, sizes: Sizes, k_cache: Encoded, v_cache: Encoded, features: frozenset[str]
+    op: str,
+    sizes: Sizes,
+    k_cache: Encoded,
+    v_cache: Encoded,
+    features: frozenset[str],
+    query_dtype: torch.dtype | None,
 ) -> Need:
     device = sizes.one_device().type
     group = 1 if op == "store" else sizes["Hq"] // sizes["Hkv"]
     if group != 1:
         features |= {"gqa"}
     specs = k_cache.spec.name, v_cache.spec.name
-    return Need(op, *specs, sizes["D"], sizes["Dv"], sizes["N"], device, features, group)
+    dims = sizes["D"], sizes["Dv"]
+    return Need(op, *specs, *dims, sizes["N"], device, features, group, query_dtype)
 
 
 def _copying(cache: Encoded, device: str) -> Need:

@@ -5,7 +5,7 @@ A launch that did not happen where it was said to is a failure as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -78,6 +78,7 @@ def run(
     dtype: torch.dtype,
     *,
     backend: str = support.AUTO,
+    each: bool = True,
 ) -> list[Outcome]:
     """Try every format; `Outcome.problems` says what is wrong.
 
@@ -85,30 +86,59 @@ def run(
     ----------
     formats : codec names (of K, of V)
     device, dtype : where, and of what type the queries, keys and values are
-    backend : "auto", a name or OP=NAME,…; what a named one does not serve is not tried
+    backend : "auto", a name or OP=NAME,…; what a name for all does not serve is not tried
+    each : whether OP=NAME must be tried with each format, rather than with any
 
-    Raises `UnsupportedError`, with what the first format lacks, when nothing can be stored nor
-    decoded.
+    Raises `UnsupportedError`, before anything is tried, when nothing can be stored nor decoded,
+    or when OP=NAME cannot be tried.
     """
-    found = [_try(pair, layer, device, dtype, backend) for pair in formats]
-    if not any(outcome.errors or outcome.failed for outcome in found):
+    asked = support.asked(backend, TRIED)
+    found = [Outcome(*pair, MAX_ERROR[dtype]) for pair in formats]
+    wanted: dict[str, list[Need]] = {op: [] for op in TRIED}
+    for outcome in found:
+        for op in support.OPS:
+            try:
+                own = needs(op, (outcome.k, outcome.v), layer, device, dtype)
+                wanted.get(op, []).extend(own)
+                outcome.backends[op] = support.pick(asked[op], own)
+            except (UnsupportedError, CodecError) as error:
+                outcome.refused[op] = str(error)
+    untried = [
+        f"{op}={name} cannot be tried{_with(op, found)}"
+        for op, name in support.named(backend).items()
+        if any(op in outcome.refused for outcome in found)
+        and (each or not any(op in outcome.backends for outcome in found))
+    ]
+    if untried:
+        raise UnsupportedError("; ".join(untried))
+    if not any(map(_is_tried, found)):
+        if wanted["store"]:
+            support.pick_each(backend, wanted)
         raise UnsupportedError(next(iter(found[0].refused.values())))
+    for outcome in filter(_is_tried, found):
+        _try(outcome, layer, device, dtype)
     return found
 
 
-def _try(
-    pair: tuple[str, str], layer: Layer, device: str, dtype: torch.dtype, backend: str
-) -> Outcome:
-    outcome, asked = Outcome(*pair, MAX_ERROR[dtype]), support.asked(backend)
-    for op in support.OPS:
-        try:
-            wanted = needs(op, pair, layer, device, dtype)
-            outcome.backends[op] = support.pick(asked[op], wanted)
-        except (UnsupportedError, CodecError) as error:
-            outcome.refused[op] = str(error)
-    if not outcome.backends.keys() & {"store", "decode"}:  # to copy its pages alone says little
-        return outcome
-    trial = Trial.of(pair, layer, device, dtype)
+def _is_tried(outcome: Outcome) -> bool:
+    """To copy a format's pages alone would say little."""
+    return bool(outcome.backends.keys() & {"store", "decode"})
+
+
+def _with(op: str, found: Sequence[Outcome]) -> str:
+    """Why an op cannot be tried, and with which formats where it is not the same with all."""
+    formats: dict[str, list[str]] = {}
+    for outcome in found:
+        if op in outcome.refused:
+            formats.setdefault(outcome.refused[op], []).append(outcome.name)
+    return ";".join(
+        f" with {', '.join(names)}: {reason}" if len(names) < len(found) else f": {reason}"
+        for reason, names in formats.items()
+    )
+
+
+def _try(outcome: Outcome, layer: Layer, device: str, dtype: torch.dtype) -> None:
+    trial = Trial.of((outcome.k, outcome.v), layer, device, dtype)
     with launches.counting() as launched:
         for op in TRIED:
             if op not in outcome.backends:
@@ -119,7 +149,6 @@ def _try(
             except Exception as error:  # whatever broke, the other ops and formats are of interest
                 outcome.failed[op] = f"{type(error).__name__}: {error}"
     outcome.launched = launched
-    return outcome
 
 
 def needs(
@@ -128,10 +157,14 @@ def needs(
     """What a call of the trial needs; pages of K and of V are copied each for itself."""
     for name in pair:
         kvq_codecs.get(name).spec.check(layer.head_dim)
-    group = layer.heads // layer.kv_heads if op in ("decode", "extend") else 1
+    asks = op in ("decode", "extend")
+    group = layer.heads // layer.kv_heads if asks else 1
     features = {"gqa"} if group != 1 else set()
     if dtype == torch.float64 and op != "copy_pages":
         features.add("float64")
     sizes = layer.head_dim, layer.head_dim, layer.page_tokens
     pairs = [(name, name) for name in pair] if op == "copy_pages" else [pair]
-    return [Need(op, *codecs, *sizes, device, frozenset(features), group) for codecs in pairs]
+    queries = dtype if asks else None
+    return [
+        Need(op, *codecs, *sizes, device, frozenset(features), group, queries) for codecs in pairs
+    ]

@@ -7,19 +7,32 @@ Adding a backend is adding its module to BACKENDS and its rows to SUPPORT.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
+
+import torch
 
 import kvq_codecs
 from kvq_attention import crossovers
+from kvq_attention.choice import AUTO, MODEL_OPS, OPS, Choice, listed
 from kvq_attention.claims import SUPPORT
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.needs import Need
 
-MODEL_OPS = ("store", "decode", "extend")
-OPS = (*MODEL_OPS, "copy_pages")
-AUTO = "auto"
+__all__ = [
+    "AUTO",
+    "BACKENDS",
+    "MODEL_OPS",
+    "OPS",
+    "Choice",
+    "asked",
+    "choose",
+    "named",
+    "pick",
+    "pick_each",
+    "unavailable",
+]
 
 # Backend → module with the functions of OPS and `unavailable`. `auto` takes the first that serves,
 # and those of crossovers.MEASURED only where they were measured to be the fastest.
@@ -33,60 +46,44 @@ BACKENDS = {
 NEVER_AUTO = {("triton", "cpu")}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The backends that serve a model, op by op.
-
-    Attributes
-    ----------
-    store, decode, extend : the backend of each op
-    passed_over : what kept `auto` from a backend that it would have preferred, in words
-    measured : ops whose backend `auto` took by measurement
-    """
-
-    store: str
-    decode: str
-    extend: str
-    passed_over: tuple[str, ...] = ()
-    measured: tuple[str, ...] = ()
-
-    def by_op(self) -> dict[str, str]:
-        """Op → backend."""
-        return {op: getattr(self, op) for op in MODEL_OPS}
-
-    def told(self, op: str) -> str:
-        """What to tell `ops`: the op's backend, or "auto" where a single call may go elsewhere."""
-        backend: str = getattr(self, op)
-        return AUTO if op in self.measured else backend
-
-    def __str__(self) -> str:
-        """In words: `reference`, or `triton for store and decode, reference for extend`."""
-        ops: dict[str, list[str]] = {}
-        for op, backend in self.by_op().items():
-            ops.setdefault(backend, []).append(op)
-        if len(ops) == 1:
-            return self.store
-        return ", ".join(f"{backend} for {_listed(served)}" for backend, served in ops.items())
-
-
-def asked(backend: str) -> dict[str, str]:
+def asked(backend: str, ops: Sequence[str] = OPS) -> dict[str, str]:
     """Op → "auto" or a backend's name, from a name for all or OP=NAME,… with auto for the rest.
 
-    Raises `UnsupportedError` for what is no op or no backend.
+    `ops` are those that the caller has a use for. Raises `UnsupportedError` for what is none of
+    them, is named twice or is no backend.
     """
     given: object = backend
+    names = (AUTO, *BACKENDS)
     if not isinstance(given, str) or "=" not in backend:
-        return dict.fromkeys(OPS, _checked(backend))
-    by_op = dict.fromkeys(OPS, AUTO)
-    for part in backend.split(","):
-        op, _, name = part.partition("=")
-        if op not in OPS:
+        if backend not in names:
             raise UnsupportedError(
-                f"attention backend {backend!r}: {op!r} is no operation; there are {_listed(OPS)}, "
-                "as in decode=triton"
+                f"unknown attention backend {backend!r}; there are {', '.join(names)}, "
+                "and OP=NAME,… for single operations, as in decode=triton"
             )
-        by_op[op] = _checked(name)
-    return by_op
+        return dict.fromkeys(OPS, backend)
+    found: dict[str, str] = {}
+    for part in backend.split(","):
+        op, given_one, name = part.partition("=")
+        if op in ops and not given_one:
+            problem = f"{op!r} is given no backend; write OP=NAME, as in {op}=auto"
+        elif op not in ops:
+            problem = f"{op!r} is no operation here; there are {listed(ops)}, as in decode=triton"
+        elif name not in names:
+            problem = f"unknown backend {name!r} for {op}; there are {', '.join(names)}"
+        elif op in found:
+            problem = f"{op} is named twice; give it one backend"
+        else:
+            found[op] = name
+            continue
+        raise UnsupportedError(f"attention backend {backend!r}: {problem}")
+    return {op: found.get(op, AUTO) for op in OPS}
+
+
+def named(backend: str) -> dict[str, str]:
+    """Op → backend, of what OP=NAME,… names; empty for a name for all."""
+    by_op = asked(backend)
+    whole = backend in (AUTO, *BACKENDS)
+    return {} if whole else {op: name for op, name in by_op.items() if name != AUTO}
 
 
 def pick(backend: str, needs: Iterable[Need], *, refusing: Mapping[str, str] | None = None) -> str:
@@ -96,8 +93,12 @@ def pick(backend: str, needs: Iterable[Need], *, refusing: Mapping[str, str] | N
     missing and which backends would do. `refusing` has those that refuse these very calls, for
     what no row knows, and why.
     """
-    _checked(backend)
+    if backend not in (AUTO, *BACKENDS):
+        there_are = ", ".join((AUTO, *BACKENDS))
+        raise UnsupportedError(f"unknown attention backend {backend!r}; there are {there_are}")
     needs, refusing = list(needs), refusing or {}
+    if not needs:
+        raise UnsupportedError(f"no call was given to find a backend for, asked for {backend!r}")
 
     def refusal(name: str) -> str | None:
         if name in refusing:
@@ -114,6 +115,27 @@ def pick(backend: str, needs: Iterable[Need], *, refusing: Mapping[str, str] | N
     raise UnsupportedError(f"{'; '.join(refused)}; backends that can: {', '.join(able) or 'none'}")
 
 
+def pick_each(backend: str, needs: Mapping[str, Sequence[Need]]) -> dict[str, str]:
+    """Op → the backend that serves its calls, for the ops that the caller has a use for.
+
+    A name serves all of them or is refused, as is each op that OP=NAME,… names; the
+    `UnsupportedError` tells of every op that is.
+    """
+    by_op = asked(backend, tuple(needs))
+    if backend in BACKENDS:
+        name = pick(backend, [need for own in needs.values() for need in own])
+        return dict.fromkeys(needs, name)
+    found, refused = {}, []
+    for op, own in needs.items():
+        try:
+            found[op] = pick(by_op[op], own)
+        except UnsupportedError as error:
+            refused.append(f"{op}: {error}")
+    if refused:
+        raise UnsupportedError("; ".join(refused))
+    return found
+
+
 def choose(
     backend: str = AUTO,
     *,
@@ -121,6 +143,7 @@ def choose(
     head_dim: int,
     page_tokens: int,
     device: str,
+    dtype: torch.dtype,
     v_head_dim: int | None = None,
     features: Iterable[str] = (),
     group: int = 1,
@@ -135,6 +158,7 @@ def choose(
     head_dim, v_head_dim : values a row of K and of V
     page_tokens : tokens a page
     device : torch device type
+    dtype : of the queries and of the keys and values that are stored
     group : query heads a KV head
 
     Raises `UnsupportedError`, or what `kvq_codecs` raises for an unknown codec or a head_dim
@@ -142,26 +166,27 @@ def choose(
     """
     dims = head_dim, head_dim if v_head_dim is None else v_head_dim
     formats = list(formats)
+    if not formats:
+        raise UnsupportedError("formats is empty; give the codecs (of K, of V) of each layer")
     for pair in formats:
         for codec, dim in zip(pair, dims, strict=True):
             kvq_codecs.get(codec).spec.check(dim)
-    wanted = _known(features)
+    wanted = _known(features) | ({"float64"} if dtype == torch.float64 else set())
     storing = wanted & {row.feature for row in SUPPORT if row.op == "store"}
-    needs = {
-        op: [
-            Need(op, *pair, *dims, page_tokens, device, storing if op == "store" else wanted, group)
-            for pair in formats
-        ]
-        for op in MODEL_OPS
-    }
-    by_op = asked(backend)
-    if backend in BACKENDS:
-        try:
-            pick(backend, [need for op in MODEL_OPS for need in needs[op]])
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{error}{_hint(backend, needs)}") from None
-    store, decode, extend = (pick(by_op[op], needs[op]) for op in MODEL_OPS)
-    chosen = Choice(store, decode, extend)
+
+    def need(op: str, pair: tuple[str, str]) -> Need:
+        if op == "store":
+            return Need(op, *pair, *dims, page_tokens, device, storing)
+        return Need(op, *pair, *dims, page_tokens, device, wanted, group, dtype)
+
+    needs = {op: [need(op, pair) for pair in formats] for op in MODEL_OPS}
+    by_op = asked(backend, MODEL_OPS)
+    try:
+        picked = pick_each(backend, needs)
+    except UnsupportedError as error:
+        hint = _hint(backend, needs) if backend in BACKENDS else ""
+        raise UnsupportedError(f"{error}{hint}") from None
+    chosen = Choice(picked["store"], picked["decode"], picked["extend"])
     return replace(
         chosen,
         passed_over=_passed_over(by_op, needs, chosen.by_op()),
@@ -210,14 +235,6 @@ def _passed_over(
     return tuple(filter(None, (_refusal(name, wanted[name]) for name in wanted)))
 
 
-def _checked(backend: str) -> str:
-    if backend not in (AUTO, *BACKENDS):
-        raise UnsupportedError(
-            f"unknown attention backend {backend!r}; there are {', '.join((AUTO, *BACKENDS))}"
-        )
-    return backend
-
-
 def _known(features: Iterable[str]) -> frozenset[str]:
     if isinstance(features, str) or not isinstance(features, Iterable):
         raise UnsupportedError(f"features must be a collection of names, got {features!r}")
@@ -230,20 +247,24 @@ def _known(features: Iterable[str]) -> frozenset[str]:
 
 
 def _refusal(backend: str, needs: Iterable[Need]) -> str | None:
-    """Why a backend does not serve all of these calls; None if it does."""
-    found = [(need, _gaps(backend, need)) for need in needs]
-    # A backend's libraries are imported only where its rows would serve a call.
-    for device in dict.fromkeys(need.device for need, gaps in found if not gaps):
-        reason = unavailable(backend, device)
-        if reason is not None:
-            return f"{backend} cannot run on {device}: {reason}"
+    """Why a backend does not serve all of these calls; None if it does.
+
+    That it cannot run at all comes first.
+    """
+    needs = list(needs)
+    # A backend's libraries are imported only where it has one of the ops.
+    ops = {row.op for row in SUPPORT if row.backend == backend}
+    devices = dict.fromkeys(need.device for need in needs if need.op in ops)
+    stopped = [(device, unavailable(backend, device)) for device in devices]
+    reasons = [f"cannot run on {device}: {why}" for device, why in stopped if why is not None]
     lacking: dict[str, dict[str, None]] = {}  # gap → ops in order
-    for need, gaps in found:
-        for gap in gaps:
+    for need in needs:
+        for gap in _gaps(backend, need):
             lacking.setdefault(gap, {})[need.op] = None
-    if not lacking:
-        return None
-    return f"{backend} lacks {'; '.join(_listed(ops) + gap for gap, ops in lacking.items())}"
+    if lacking:
+        gaps = "; ".join(listed(ops) + gap for gap, ops in lacking.items())
+        reasons.append(f"lacks {gaps}")
+    return f"{backend} {'; it '.join(reasons)}" if reasons else None
 
 
 def _gaps(backend: str, need: Need) -> list[str]:
@@ -272,9 +293,3 @@ def _hint(backend: str, needs: Mapping[str, list[Need]]) -> str:
     if backend in auto.by_op().values():
         return f"; auto takes {auto}"
     return f"; {','.join(f'{op}={backend}' for op in able)} takes what it has" if able else ""
-
-
-def _listed(words: Iterable[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    *others, last = words
-    return f"{', '.join(others)} and {last}" if others else last

@@ -57,7 +57,12 @@ def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
     [
         ({"device": "tpu"}, "cuda, cpu"),
         ({"backend": "fast"}, "auto, cuda, triton, reference"),
-        ({"backend": "read=triton"}, "'read' is no operation; there are store, decode, extend"),
+        ({"backend": "read=triton"}, "'read' is no operation here; there are store, decode and co"),
+        ({"backend": "extend=reference"}, "'extend' is no operation here; there are store, decode"),
+        ({"backend": "extend=cuda"}, "'extend' is no operation here; there are store, decode and"),
+        ({"backend": "store=reference,store=auto"}, "'store=reference,store=auto': store is nam"),
+        ({"backend": "decode=cuda"}, "^decode: cuda cannot run on cpu: .*; backends that can: "),
+        ({"backend": "copy_pages=cuda"}, "^copy_pages: cuda lacks copy_pages; backends that can"),
         ({"repeat": 0}, "^--repeat must be at least 1, got 0$"),
         ({"budget_seconds": float("nan")}, "^--budget-seconds must be above 0, got nan$"),
         ({"budget_seconds": 0.0}, "^--budget-seconds must be above 0, got 0.0$"),
@@ -77,7 +82,7 @@ def test_a_backend_that_does_not_serve_the_plan_is_refused_with_what_it_lacks(mo
         plan(device="cpu", backend="triton", pages="16,8")
     assert plan(device="cpu", backend="triton", pages="16,32").backend == "triton"
     assert plan(device="cpu", pages="16,8").page_tokens == (16, 8)
-    reasons = {"triton": "no interpreter", "reference": None}
+    reasons = {"cuda": "no GPU", "triton": "no interpreter", "reference": None}
     monkeypatch.setattr(support, "unavailable", lambda backend, device: reasons[backend])
     with pytest.raises(UnsupportedError, match=r"triton cannot run on cpu: no interp.*: reference"):
         plan(device="cpu", backend="triton")

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from kvq_attention import support
 from kvq_attention.cuda import module
 from kvq_attention.errors import DeviceError, UnsupportedError
 
@@ -70,7 +73,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 def test_what_keeps_the_kernels_from_running_is_told(
     machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert module.unavailable("cpu") == "its kernels run on cuda devices, not cpu"
+    machine((9, 0))
+    elsewhere = "its kernels run on cuda devices, not cpu"
+    assert module.unavailable("cpu") == elsewhere
+    machine()
+    assert module.unavailable("cpu") == f"{elsewhere}, and torch finds no GPU here"
     machine((9, 0), hip="7.0")
     assert "this torch is built for ROCm" in str(module.unavailable("cuda"))
     machine()
@@ -92,7 +99,48 @@ def test_a_cupy_that_cannot_be_loaded_is_told(
     assert module.unavailable("cuda") is None
     machine((9, 0))
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    assert "CuPy cannot be used (import of cupy.cuda halted" in str(module.unavailable("cuda"))
+    said = "CuPy cannot be used (ModuleNotFoundError: import of cupy.cuda halted"
+    assert said in str(module.unavailable("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("AttributeError('module numpy has no attribute bool8')", "AttributeError: module numpy h"),
+        (
+            "ImportError('\\n====\\nlibnvrtc.so.13\\n\\n====')",
+            "ImportError: ==== libnvrtc.so.13 ====",
+        ),
+        ("ValueError('numpy.dtype size changed')", "ValueError: numpy.dtype size changed"),
+        ("SystemError('no exception set')", "SystemError: no exception set"),
+        ("KeyError('CUDA_PATH')", "KeyError: 'CUDA_PATH'"),
+        ("AssertionError", "AssertionError: "),
+    ],
+)
+def test_whatever_breaks_in_cupy_is_told_in_one_line(
+    machine: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    raised: str,
+    told: str,
+) -> None:
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text(f"raise {raised}")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
+        monkeypatch.delitem(sys.modules, name)
+    machine((9, 0))
+    reason = str(support.unavailable("cuda", "cuda"))
+    assert reason.startswith(f"CuPy cannot be used ({told.strip()}")
+    assert reason.endswith("pip install 'kvq-attention[cuda]'") and "\n" not in reason
+
+
+def test_a_module_without_a_spec_in_cupys_place_is_told(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    machine((9, 0))
+    assert "CuPy cannot be used (ValueError: cupy.__spec__ is" in str(module.unavailable("cuda"))
 
 
 def test_the_package_is_imported_without_cupy() -> None:

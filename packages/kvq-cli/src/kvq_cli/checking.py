@@ -34,7 +34,8 @@ def check(
     device : auto, cpu or cuda
     backend : attention backend, "auto" among them
 
-    Raises kvq's ValueErrors when there is nothing to try.
+    Raises kvq's ValueErrors when there is nothing to try, or when an operation that `backend`
+    names cannot be tried.
     """
     formats = dict.fromkeys(map(parse_cache_dtype, cache_dtypes)) or [
         CacheFormat(name, name) for name in kvq_codecs.names()
@@ -49,6 +50,7 @@ def check(
         where.type,
         dtype,
         backend=backend,
+        each=bool(cache_dtypes),
     )
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     return {

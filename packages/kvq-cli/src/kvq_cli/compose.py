@@ -111,7 +111,7 @@ def build_engine(
     check_servable(shape)
     device = machine.choose_device(options.device)
     dtype = machine.choose_dtype(options.dtype, device, config)
-    choice = choose_cache(options.kv_cache_dtype, shape, options, device)
+    choice = choose_cache(options.kv_cache_dtype, shape, options, device, dtype)
     context = options.max_model_len or shape.max_position
     if context > shape.max_position:
         raise ConfigError(
@@ -174,7 +174,11 @@ def build_engine(
 
 
 def choose_cache(
-    cache_dtype: str, shape: ModelGeometry, options: ServeOptions, device: torch.device
+    cache_dtype: str,
+    shape: ModelGeometry,
+    options: ServeOptions,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> CacheChoice:
     """A model's cache in a format, or a `ValueError` that says why it cannot be served."""
     formats = parse_formats(cache_dtype, shape)
@@ -185,6 +189,7 @@ def choose_cache(
         head_dim=shape.head_dim,
         page_tokens=options.page_tokens,
         device=device.type,
+        dtype=dtype,
         features=_features(shape),
         group=shape.num_heads // shape.num_kv_heads,
     )
@@ -213,7 +218,7 @@ def assemble(
         on_free=torch.cuda.empty_cache if device.type == "cuda" else lambda: None,
     )
     means = CacheMeans(
-        choose=lambda dtype: choose_cache(dtype, shape, options, device),
+        choose=lambda cache_dtype: choose_cache(cache_dtype, shape, options, device, dtype),
         free_bytes=lambda: machine.free_bytes(device),
         workspace_bytes=lambda longest: limits.needs(shape, min(context, longest)),
         host_free_bytes=lambda: machine.free_bytes(torch.device("cpu")),

@@ -148,7 +148,7 @@ def test_an_empty_name_of_the_record_is_refused(unmeasured):
 def test_a_backend_that_cannot_run_is_refused_once_before_anything_is_measured(
     monkeypatch, unmeasured
 ):
-    reasons = {"triton": "its interpreter is off", "reference": None}
+    reasons = {"cuda": "no GPU", "triton": "its interpreter is off", "reference": None}
     monkeypatch.setattr(support, "unavailable", lambda backend, _: reasons[backend])
     done = bench(*TINY, "--backend", "triton")
     assert done.exit_code == 2

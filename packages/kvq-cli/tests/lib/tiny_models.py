@@ -109,7 +109,8 @@ def make_engine(
         max_prefill_tokens=max_prefill_tokens,
         cache_type=cache_type,
     )
-    choice = choose_cache(cache, shape, options, next(model.parameters()).device)
+    device, dtype = next((p.device, p.dtype) for p in model.parameters())
+    choice = choose_cache(cache, shape, options, device, dtype)
     if backends is not None:
         choice = replace(choice, backends=backends)
     return assemble(

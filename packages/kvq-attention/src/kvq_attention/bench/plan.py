@@ -58,7 +58,7 @@ class Plan:
 
     def backend_of(self, op: str) -> str:
         """What an op is told: "auto" or a name."""
-        return support.asked(self.backend)[op]
+        return support.asked(self.backend, selfcheck.TRIED)[op]
 
     @property
     def command(self) -> str:
@@ -144,7 +144,7 @@ def plan(
             f"{torch.__version__} finds none here; --device cpu runs tiny shapes, which try the "
             "command and measure no kernel"
         )
-    support.asked(backend)  # refuses what it does not know
+    support.asked(backend, selfcheck.TRIED)  # refuses what it does not know
     usual = DEFAULTS[device]
     layer = parse_shape(shape or usual.shape)
     few = 1 if quick else None
@@ -184,10 +184,7 @@ def _check_served(plan: Plan) -> None:
         ]
         for op in selfcheck.TRIED
     }
-    if plan.backend in support.BACKENDS:
-        support.pick(plan.backend, [need for own in needs.values() for need in own])
-    for op, own in needs.items():
-        support.pick(plan.backend_of(op), own)
+    support.pick_each(plan.backend, needs)
 
 
 def _formats(codecs: str | None, shape: Shape, quick: bool) -> tuple[Formats, ...]:

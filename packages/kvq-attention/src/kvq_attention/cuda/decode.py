@@ -119,7 +119,7 @@ def launch(
 
 
 def check(q: torch.Tensor, k_cache: Encoded, v_cache: Encoded) -> None:
-    """`UnsupportedError` for what the kernels are not made for and a model's facts do not tell."""
+    """`UnsupportedError` for what the kernels are not made for, whatever the table says."""
     if q.dtype != torch.bfloat16 and "bf16" in (k_cache.spec.name, v_cache.spec.name):
         raise UnsupportedError(
             f"cuda multiplies bf16 rows with bf16 queries only, got {q.dtype}; triton takes them"

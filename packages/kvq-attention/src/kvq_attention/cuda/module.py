@@ -24,7 +24,11 @@ Argument = torch.Tensor | ctypes.Structure | np.generic | int | float | None
 
 def unavailable(device: str) -> str | None:
     """Why the kernels cannot run on a torch device type; None if they can."""
-    return _unavailable() if device == "cuda" else f"its kernels run on cuda devices, not {device}"
+    if device == "cuda":
+        return _unavailable()
+    return f"its kernels run on cuda devices, not {device}" + (
+        "" if torch.cuda.is_available() else ", and torch finds no GPU here"
+    )
 
 
 def function(source: str, name: str, device: torch.device) -> Function:
@@ -133,15 +137,16 @@ def _unavailable() -> str | None:
                 f"its kernels need compute capability 8.0 or newer, cuda:{index} has "
                 f"{major}.{minor}; CUDA_VISIBLE_DEVICES can leave it out"
             )
-    if find_spec("cupy") is None:
-        return f"CuPy is not installed; {INSTALL}"
     try:
+        if find_spec("cupy") is None:
+            return f"CuPy is not installed; {INSTALL}"
         from cupy.cuda import nvrtc, runtime
 
         nvrtc.getVersion()
-    except (ImportError, RuntimeError, OSError) as error:
-        return f"CuPy cannot be used ({error}); {INSTALL}"
-    return "CuPy is built for ROCm" if runtime.is_hip else None
+        return "CuPy is built for ROCm" if runtime.is_hip else None
+    except Exception as error:  # whatever is broken in it or beside it, it is of no use
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"CuPy cannot be used ({reason}); {INSTALL}"
 
 
 @cache
