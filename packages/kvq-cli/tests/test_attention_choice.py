@@ -63,11 +63,28 @@ def test_p086_an_explicit_backend_is_refused_with_the_reason_before_weights_load
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are(saved, unloaded):
-    there_are = "there are auto, cuda, triton, reference$"
-    with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}"):
+    there_are = "there are auto, cuda, triton, reference"
+    with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}, and OP=NAME"):
         build_engine(saved(llama(), attention_backend="turbo"))
-    with pytest.raises(UnsupportedError, match=f"'turbo'; {there_are}"):
+    with pytest.raises(UnsupportedError, match=f"'decode=turbo': .*; {there_are}$"):
         build_engine(saved(llama(), attention_backend="decode=turbo"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (
+            "copy_pages=cuda",
+            "'copy_pages' is no operation here; there are store, decode and extend",
+        ),
+        ("copy_pages=reference", "'copy_pages' is no operation here; there are store, decode and "),
+        ("decode=reference,decode=auto", "decode is named twice"),
+        ("extend=cuda,store=cuda", "^store: cuda lacks store; .*; extend: cuda lacks extend; "),
+    ],
+)
+def test_what_a_model_has_no_use_for_is_refused_before_weights_load(saved, unloaded, backend, said):
+    with pytest.raises(UnsupportedError, match=said):
+        build_engine(saved(llama(), attention_backend=backend))
 
 
 def test_each_operation_may_be_asked_for(saved, monkeypatch):
@@ -91,10 +108,11 @@ def test_cuda_decodes_no_more_than_sixteen_query_heads_a_kv_head(monkeypatch):
 
     def chosen(heads):
         shared = replace(shape, num_heads=heads, num_kv_heads=1)
-        return compose.choose_cache("q8_0", shared, options, torch.device("cuda")).backends
+        device = torch.device("cuda")
+        return compose.choose_cache("q8_0", shared, options, device, torch.float32).backends
 
     assert chosen(16).decode == "cuda"
-    with pytest.raises(UnsupportedError, match=r"cuda lacks decode for 17 query heads a KV head"):
+    with pytest.raises(UnsupportedError, match=r"^decode: cuda lacks decode for 17 query h"):
         chosen(17)
 
 

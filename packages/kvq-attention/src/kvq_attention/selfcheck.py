@@ -104,7 +104,7 @@ def run(
             except (UnsupportedError, CodecError) as error:
                 outcome.refused[op] = str(error)
     untried = [
-        f"{op}={name} cannot be tried{_with(op, found)}"
+        f"{op}={name} cannot be tried{_why(op, name, wanted[op], found)}"
         for op, name in support.named(backend).items()
         if any(op in outcome.refused for outcome in found)
         and (each or not any(op in outcome.backends for outcome in found))
@@ -125,8 +125,13 @@ def _is_tried(outcome: Outcome) -> bool:
     return bool(outcome.backends.keys() & {"store", "decode"})
 
 
-def _with(op: str, found: Sequence[Outcome]) -> str:
-    """Why an op cannot be tried, and with which formats where it is not the same with all."""
+def _why(op: str, name: str, wanted: Sequence[Need], found: Sequence[Outcome]) -> str:
+    """Why an op cannot be tried, and with which formats where it can with others."""
+    if wanted and not any(op in outcome.backends for outcome in found):
+        try:
+            support.pick(name, wanted)
+        except UnsupportedError as error:
+            return f": {error}"
     formats: dict[str, list[str]] = {}
     for outcome in found:
         if op in outcome.refused:

@@ -145,6 +145,22 @@ def test_an_empty_name_of_the_record_is_refused(unmeasured):
     assert "--json cannot be written to '.': the name is empty or a directory" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("extend=cuda", "'extend' is no operation here; there are store, decode and copy_pages"),
+        ("extend=reference", "'extend' is no operation here; there are store, decode and copy_pag"),
+        ("copy_pages=cuda", "copy_pages: cuda lacks copy_pages; backends that can: "),
+        ("decode=cuda,decode=reference", "decode is named twice; give it one backend"),
+    ],
+)
+def test_an_operation_that_is_not_measured_is_refused_by_its_name(unmeasured, backend, said):
+    done = bench(*TINY, "--backend", backend)
+    assert done.exit_code == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+
+
 def test_a_backend_that_cannot_run_is_refused_once_before_anything_is_measured(
     monkeypatch, unmeasured
 ):

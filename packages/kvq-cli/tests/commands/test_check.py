@@ -179,19 +179,62 @@ def test_sizes_beyond_any_model_are_refused_by_their_limit(
     ("arguments", "said"),
     [
         (("--attention-backend", "turbo"), "'turbo'; there are auto, cuda, triton, reference"),
-        (("--attention-backend", "encode=cuda"), "'encode' is no operation; there are store, deco"),
+        (("--attention-backend", "encode=cuda"), "'encode' is no operation here; there are store,"),
+        (("--attention-backend", "extend=cuda,copy_pages=cuda"), "'extend' is no operation here;"),
+        (("--attention-backend", "extend=reference"), "'extend' is no operation here; there are "),
+        (
+            ("--attention-backend", "decode=auto,decode=auto"),
+            "'decode=auto,decode=auto': decode is",
+        ),
+        (("--attention-backend", "reference,triton"), "OP=NAME,… for single operations, as in dec"),
+        (
+            ("--attention-backend", "decode=cuda", "--device", "cpu"),
+            "error: decode=cuda cannot be tried: cuda cannot run on cpu: its kernels run on cuda d",
+        ),
+        (
+            ("--attention-backend", "decode=cuda", "--device", "cpu", "--kv-cache-dtype", "q8_0"),
+            "error: decode=cuda cannot be tried: cuda cannot run on cpu: its kernels run on cuda d",
+        ),
+        (
+            ("--attention-backend", "copy_pages=cuda", "--kv-cache-dtype", "q8_0"),
+            "error: copy_pages=cuda cannot be tried: cuda lacks copy_pages; backends that can: ",
+        ),
+        (
+            ("--attention-backend", "cuda", "--device", "cpu"),
+            "error: cuda cannot run on cpu: its kernels run on cuda devices, not cpu",
+        ),
+        (
+            (
+                *("--kv-cache-dtype", "q8_0", "--kv-cache-dtype", "iso3", "--shape", "2/1x64"),
+                *("--attention-backend", "decode=reference"),
+            ),
+            "error: decode=reference cannot be tried with iso3: iso3: head_dim 64 is not a multi",
+        ),
         (("--shape", "3/2x64"), "HEADS a multiple of KV_HEADS"),
         (("--shape", "64"), "must be HEADS/KV_HEADSxHEAD_DIM, such as 32/8x128"),
         (("--kv-cache-dtype", "q5_0"), "codecs are fp32, bf16"),
         (("--device", "tpu"), "device must be auto, cpu or cuda, got 'tpu'"),
         (
             ("--attention-backend", "triton", "--page-tokens", "1"),
-            "triton lacks store for page_tokens 1 (has 16, 32, 64, 128); backends that can: refer",
+            "triton lacks store and decode for page_tokens 1 (has 16, 32, 64, 128); backends that",
         ),
     ],
 )
 def test_what_cannot_be_tried_is_refused(arguments: tuple[str, ...], said: str) -> None:
-    done = check(*arguments)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert done.stdout == ""
+    for form in ((), ("--json",)):
+        done = check(*arguments, *form)
+        assert done.exit_code == 2
+        (line,) = done.stderr.splitlines()
+        assert said in line
+        assert done.stdout == ""
+
+
+def test_a_named_operation_is_tried_with_the_formats_that_it_serves() -> None:
+    """Of every codec, which nobody asked for one by one, some may be left out."""
+    found = checked(
+        "--shape", "2/1x64", "--device", "cpu", "--attention-backend", "decode=reference"
+    )
+    assert {row["format"] for row in found["formats"] if "error" in row["ops"]["decode"]} == {
+        *kvq_codecs.names()
+    } - {"iso3", "iso4"}
+    assert found["launches"]["reference"]["decode"] == len(kvq_codecs.names()) - 2

@@ -97,6 +97,7 @@ def make_engine(
     max_prefill_tokens: int = 16,
     tokenizer: Any = None,
     cache_type: str = "prefix",
+    attention_backend: str = "auto",
     backends: Choice | None = None,
 ) -> Engine:
     """An engine over `model`, which it makes attend through kvq; `backends`: those of its ops."""
@@ -108,6 +109,7 @@ def make_engine(
         max_running_requests=max_running_requests,
         max_prefill_tokens=max_prefill_tokens,
         cache_type=cache_type,
+        attention_backend=attention_backend,
     )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     choice = choose_cache(cache, shape, options, device, dtype)
