@@ -7,8 +7,11 @@ from types import ModuleType
 
 import httpx
 import pytest
+import torch
 from http_server import client_of, serving
 from tiny_models import (
+    LAYERS_4_2,
+    SMALL,
     greedy,
     llama,
     make_async_engine,
@@ -17,17 +20,23 @@ from tiny_models import (
     run,
     tokens_of,
 )
+from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from kvq_attention import UnsupportedError, crossovers, launches, reference, support
 from kvq_cli import compose
 from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.main import app
+from kvq_cli.models.attention import StepContext
 from kvq_pools import RebuildRejected
 
 BF16 = ["bf16", "k=bf16,v=q8_0", "k=q8_0,v=bf16", "0:bf16,1-:q8_0", "0:q8_0,1-:k=q4_0,v=bf16"]
 REASON = r"cuda lacks decode .*for bf16 rows and float(32|16) queries \(has bfloat16\)"
 PROMPT = random_prompt(20)
+FAMILIES = [
+    *("llama", "smollm3", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    *("gemma2", "gemma3_text", "phi3", "olmo2", "granite"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +157,23 @@ def test_an_operator_who_asks_for_it_loses_nothing():
         assert answer() == before
         done = CliRunner().invoke(app, ["ctl", "cache", "--url", url, "--kv-cache-dtype", "q4_0"])
         assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_queries_have_the_dtype_of_the_weights(family, dtype, monkeypatch):
+    """Which is what backends are chosen by."""
+    seen, attend = set(), StepContext.attend
+
+    def noting(self, layer, q, k, v, options):
+        seen.update((q.dtype, k.dtype, v.dtype))
+        return attend(self, layer, q, k, v, options)
+
+    monkeypatch.setattr(StepContext, "attend", noting)
+    config = AutoConfig.for_model(family, **SMALL, **LAYERS_4_2, head_dim=32)
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    run(make_engine(model, cache="q8_0"), {"r": (PROMPT, greedy(3))})
+    assert seen == {dtype}
 
 
 def test_a_model_of_bf16_is_rebuilt_in_bf16():
