@@ -45,6 +45,8 @@ BACKENDS = {
 # Backend and device that must be asked for by name: Triton's interpreter is there for tests.
 NEVER_AUTO = {("triton", "cpu")}
 
+NO_SUCH_OP = [""]  # the gap of a backend without any row of the op
+
 
 def asked(backend: str, ops: Sequence[str] = OPS) -> dict[str, str]:
     """Op → "auto" or a backend's name, from a name for all or OP=NAME,… with auto for the rest.
@@ -251,15 +253,14 @@ def _refusal(backend: str, needs: Iterable[Need]) -> str | None:
 
     That it cannot run at all comes first.
     """
-    needs = list(needs)
+    found = [(need, _gaps(backend, need)) for need in needs]
     # A backend's libraries are imported only where it has one of the ops.
-    ops = {row.op for row in SUPPORT if row.backend == backend}
-    devices = dict.fromkeys(need.device for need in needs if need.op in ops)
+    devices = dict.fromkeys(need.device for need, gaps in found if gaps != NO_SUCH_OP)
     stopped = [(device, unavailable(backend, device)) for device in devices]
     reasons = [f"cannot run on {device}: {why}" for device, why in stopped if why is not None]
     lacking: dict[str, dict[str, None]] = {}  # gap → ops in order
-    for need in needs:
-        for gap in _gaps(backend, need):
+    for need, own in found:
+        for gap in own:
             lacking.setdefault(gap, {})[need.op] = None
     if lacking:
         gaps = "; ".join(listed(ops) + gap for gap, ops in lacking.items())
@@ -271,7 +272,7 @@ def _gaps(backend: str, need: Need) -> list[str]:
     """What keeps a backend from serving a call, in words that follow the op's name."""
     rows = [row for row in SUPPORT if (row.backend, row.op) == (backend, need.op)]
     if not rows:
-        return [""]
+        return NO_SUCH_OP
     gaps: dict[str, str] = {}  # limit → its sentence: what stops the plain form is said once
     for feature in need.all_features:
         refusals = [row.refusal(need) for row in rows if row.feature == feature]
