@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -26,20 +28,27 @@ def load(
     softcap: bool,
     device: torch.device,
 ) -> decode.Kernels:
-    """What `decode.load` returns on a GPU."""
+    """What `decode.load` returns on a GPU; a merge is compiled when it is launched."""
     given = decode.defines(k, v, dim, dtype, shape, softcap)
     step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given)
-    merge = (SOURCE / "merge.cu").read_text()
-    joins = [
-        build(merge, ["merge"], defines=decode.merge_defines(dim, dtype, shape, warps))
-        for warps in (1, decode.MERGE_WARPS)
-    ]
-    return decode.Kernels(
-        step.function("decode", **ORDER),
-        *(join.function("merge", **ORDER) for join in joins),
-        given["SET_SHARED_BYTES"],
-        RESIDENT,
+    joins = (
+        Merge(decode.merge_defines(dim, dtype, shape, warps)) for warps in (1, decode.MERGE_WARPS)
     )
+    return decode.Kernels(
+        step.function("decode", **ORDER), *joins, given["SET_SHARED_BYTES"], RESIDENT
+    )
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A merge with these defines: most calls that tests make need none."""
+
+    defines: dict[str, Any]
+
+    def launch(self, *args: Any) -> None:
+        """Compile and launch it."""
+        text = (SOURCE / "merge.cu").read_text()
+        build(text, ["merge"], defines=self.defines).function("merge", **ORDER).launch(*args)
 
 
 def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.Shape:

@@ -17,7 +17,7 @@ import torch
 
 import kvq_codecs
 from kvq_attention import Batch, Scoring, ops
-from kvq_attention.claims import TRITON_CODECS, TRITON_HEAD_DIMS
+from kvq_attention.claims import CUDA_HEAD_DIMS, TRITON_CODECS, TRITON_HEAD_DIMS
 from kvq_attention.cuda import decode as cuda_decode
 from kvq_attention.cuda import formats, items, module
 from kvq_attention.triton import tiles
@@ -124,7 +124,7 @@ class Place:
 _NO_INTERPRETER = unavailable("cpu")
 _NO_CUDA = module.unavailable("cuda")
 _TRITON = TRITON_CODECS, TRITON_HEAD_DIMS, tiles.CHUNK
-_CUDA = tuple(formats.TYPES), (64, 128, 256), items.ALONE_TOKENS
+_CUDA = tuple(formats.TYPES), CUDA_HEAD_DIMS, items.ALONE_TOKENS
 
 INTERPRETED = Place(
     *("triton", "cpu", *_TRITON),
