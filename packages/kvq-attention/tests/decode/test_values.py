@@ -1,4 +1,4 @@
-"""Values that break kernels: scales far apart, random bytes, what must not be read, NaN, zeros."""
+"""Values that break kernels: scales far apart, random bytes, zeros, thousands of like ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ import kvq_codecs
 
 from ..scene import V_GAIN, Scene, put
 from ..tolerances import KERNEL
-from .cases import DTYPES, FULL, PACKED, check_output, expected_of_cache, held, ieee, judge, refill
-from .places import EMULATED, INTERPRETED, TRITONS, Place, each_codec, each_place
+from .cases import DTYPES, PACKED, check_output, expected_of_cache, held, ieee, judge, refill
+from .places import EMULATED, INTERPRETED, Place, each_codec
 
 pytestmark = ieee
 
-# Two requests, one with a past of several pages; for tests about what a request must not see.
-TWO, QUERIES = (9, 70), (1, 2)
-LONG = 1
 # Codecs with an fp16 scale per block of 32
 BLOCK_SCALES = ("q8_0", "q6_0", "q4_0", "fp8_e4m3")
 
@@ -176,80 +173,6 @@ def test_every_byte_is_read_as_the_codec_reads_it(codec: str, place: Place) -> N
 
 
 @each_codec()
-def test_p022_recycled_pages_of_other_bytes_never_leak(codec: str, place: Place) -> None:
-    """Unused slots, the last pages' rests and unused pages hold NaN scales and NaN codes."""
-    scene, window = scene_of(codec, place, lengths=TWO, queries=QUERIES), 20
-    clean = place.attend(scene, window=window)
-    check_output(scene, clean, window=window)
-    for poison in (0xFF, 0x7F):
-        for cache in scene.caches:
-            for plane in cache.planes.values():
-                plane.view(torch.uint8).fill_(poison)
-        for r, length in enumerate(TWO):
-            for cache, rows in zip(scene.caches, (scene.ks[r], scene.vs[r]), strict=True):
-                # what the window has left behind is another request's by now
-                first = max(0, length - QUERIES[r] + 1 - window)
-                put(cache, rows[first:], scene.slots(r, first, length))
-        assert torch.equal(place.attend(scene, window=window), clean)
-
-
-@each_codec()
-def test_a_nan_row_is_seen_where_it_is_and_nowhere_else(codec: str, place: Place) -> None:
-    """A key of head 0 and a value of head 1 are NaN; head 2 and the other request are as ever."""
-    scene = scene_of(codec, place, heads=3, kv_heads=3, lengths=TWO)
-    clean = place.attend(scene)
-    (slot,) = scene.slots(LONG, 23, 24)
-    for head, (cache, rows) in enumerate(zip(scene.caches, (scene.ks, scene.vs), strict=True)):
-        row = rows[LONG][23].clone()
-        row[head] = torch.nan
-        put(cache, row[None], [slot])
-    out = place.attend(scene)
-    assert out[LONG, :2].isnan().all(), "what is seen must not be hidden"
-    out[LONG, :2] = clean[LONG, :2]
-    assert torch.equal(out, clean)
-
-
-# Values of other formats are NaN themselves, in CUDA's products those of packed ones too, or their
-# scales are, and 0 · NaN is NaN: there a NaN row spoils its own request.
-@each_codec(PACKED, TRITONS)
-def test_a_nan_row_of_a_later_token_does_not_reach_earlier_queries(
-    codec: str, place: Place
-) -> None:
-    scene = scene_of(codec, place, lengths=(70,), queries=(2,))
-    clean = place.attend(scene)
-    for cache in scene.caches:
-        put(cache, torch.full((1, 1, 128), torch.nan), scene.slots(0, 69, 70))
-    out = place.attend(scene)
-    assert torch.equal(out[0], clean[0])
-    assert out[1].isnan().all()
-
-
-@each_codec(FULL)
-@pytest.mark.parametrize("value", [torch.inf, -torch.inf])
-def test_an_infinite_value_is_seen_too(codec: str, value: float, place: Place) -> None:
-    scene = scene_of(codec, place)
-    clean = place.attend(scene)
-    scene.vs[0][23, 0, 5] = value
-    refill(scene)
-    out = place.attend(scene)
-    assert not torch.isfinite(out[0, 0, 5])
-    out[0, 0, 5] = clean[0, 0, 5]
-    assert torch.equal(out, clean)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@each_place()
-def test_a_nan_query_spoils_its_own_row_only(dtype: torch.dtype, place: Place) -> None:
-    scene = scene_of("q8_0", place, heads=2, lengths=TWO, queries=QUERIES, dtype=dtype)
-    clean, q = place.attend(scene), scene.q.clone()
-    q[2, 1, 3] = torch.nan
-    out = place.attend(scene, q=q)
-    assert out[2, 1].isnan().all()
-    out[2, 1] = clean[2, 1]
-    assert torch.equal(out, clean)
-
-
-@each_codec()
 def test_logits_of_thousands_neither_overflow_nor_vanish(codec: str, place: Place) -> None:
     """A ramp of logits from −9,000 to 9,000, one down again, and all of them at −9,000."""
     scene = scene_of(codec, place)
@@ -298,9 +221,3 @@ def test_f09_a_packed_cache_attends_like_an_fp32_one_of_the_same_values(
     assert bool(((packed - unpacked).abs() <= step).all())
     error = (packed - unpacked).norm(dim=-1) / unpacked.norm(dim=-1)
     assert float(error.max()) <= 2 * KERNEL[torch.bfloat16]
-
-
-def test_the_poison_is_nan_where_a_codec_can_say_so() -> None:
-    for codec in PACKED:
-        scene = scene_of(codec, "cpu", lengths=(1,), queries=1)
-        assert kvq_codecs.get(codec).decode(scene.k_cache.map(lambda plane: plane[0])).isnan().all()
