@@ -60,7 +60,7 @@ def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
         ({"backend": "read=triton"}, "'read' is no operation here; there are store, decode and co"),
         ({"backend": "extend=reference"}, "'extend' is no operation here; there are store, decode"),
         ({"backend": "extend=cuda"}, "'extend' is no operation here; there are store, decode and"),
-        ({"backend": "store=reference,store=auto"}, "'store=reference,store=auto': store is nam"),
+        ({"backend": "store=reference,store=auto"}, "'store=reference,store=auto': store is na"),
         ({"backend": "decode=cuda"}, "^decode: cuda cannot run on cpu: .*; backends that can: "),
         ({"backend": "copy_pages=cuda"}, "^copy_pages: cuda lacks copy_pages; backends that can"),
         ({"repeat": 0}, "^--repeat must be at least 1, got 0$"),
