@@ -94,3 +94,12 @@ class Sizes:
 def _strided(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided:
         raise TensorError(f"{name} must be dense, of layout torch.strided, got {tensor.layout}")
+
+
+def check_rows(where: str, plane: torch.Tensor) -> None:
+    """`TensorError` where the items of a row do not lie next to each other."""
+    if plane.stride(3) != 1 and plane.shape[3] > 1:
+        raise TensorError(
+            f"{where}: the items of a row must lie next to each other, their stride is "
+            f"{plane.stride(3)}; give a view whose last axis is contiguous"
+        )

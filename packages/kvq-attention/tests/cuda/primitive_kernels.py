@@ -22,7 +22,6 @@ WORDS = {
     "flipped": "logic<0x6A>(a, b, c)",
     "none": "logic<0x01>(a, b, c)",
     "without": "logic<0x30>(a, b, c)",
-    "added": "add_halves(a, b)",
     "subtracted": "sub_halves(a, b)",
     "multiplied": "mul_halves(a, b)",
     "fused": "fma_halves(a, b, c)",

@@ -6,7 +6,7 @@ import ctypes
 
 from kvq_attention.cuda import formats
 from kvq_attention.errors import TensorError
-from kvq_attention.triton.planes import check_rows
+from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
 
 COPY_BYTES = 16  # what is copied at once

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention import launches
-from kvq_attention.triton.planes import check_rows
+from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
 
 BACKEND = "triton"

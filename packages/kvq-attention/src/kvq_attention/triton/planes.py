@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from kvq_attention.errors import TensorError
+from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
 
 
@@ -55,12 +56,3 @@ def fits(plane: torch.Tensor, dtype: torch.dtype) -> bool:
     ratio = dtype.itemsize // plane.dtype.itemsize
     numbers = (*plane.stride()[:3], plane.storage_offset(), plane.shape[3])
     return plane.data_ptr() % dtype.itemsize == 0 and not any(n % ratio for n in numbers)
-
-
-def check_rows(where: str, plane: torch.Tensor) -> None:
-    """`TensorError` where the items of a row do not lie next to each other."""
-    if plane.stride(3) != 1 and plane.shape[3] > 1:
-        raise TensorError(
-            f"{where}: the items of a row must lie next to each other, their stride is "
-            f"{plane.stride(3)}; give a view whose last axis is contiguous"
-        )

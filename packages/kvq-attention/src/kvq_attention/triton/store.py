@@ -16,8 +16,8 @@ from kvq_attention import launches
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.triton import formats
 from kvq_attention.triton.encode import Encoder
-from kvq_attention.triton.planes import check_rows
 from kvq_attention.triton.store_tiles import Config, Tile, pick_config
+from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
 
 BACKEND = "triton"

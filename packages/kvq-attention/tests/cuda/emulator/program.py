@@ -68,7 +68,7 @@ class _Argument(ctypes.Structure):
 class Program:
     """Kernels that were compiled for the CPU."""
 
-    library: ctypes.CDLL
+    compiled: ctypes.CDLL
 
     def launch(
         self,
@@ -95,7 +95,7 @@ class Program:
         values = [_value(arg) for arg in args]
         given = zip(args, values, strict=True)
         arguments = (_Argument * len(values))(*(_argument(arg, value) for arg, value in given))
-        run = getattr(self.library, f"emulate_{kernel}")
+        run = getattr(self.compiled, f"emulate_{kernel}")
         run.restype = ctypes.c_char_p
         shape = _Launch(blocks, threads, shared_bytes, late, backward)
         failure = run(ctypes.byref(shape), arguments, len(values))

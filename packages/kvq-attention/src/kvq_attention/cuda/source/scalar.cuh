@@ -128,19 +128,6 @@ DEVICE u32 logic(u32 a, u32 b, u32 c) {
 #endif
 }
 
-DEVICE u32 add_halves(u32 a, u32 b) {
-#ifdef __CUDACC__
-  u32 result;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-#else
-  const auto add = [](u32 x, u32 y) {
-    return host::half_of(double(host::value_of_half(x)) + host::value_of_half(y));
-  };
-  return host::each_half(add, a, b);
-#endif
-}
-
 DEVICE u32 sub_halves(u32 a, u32 b) {
 #ifdef __CUDACC__
   u32 result;
