@@ -31,7 +31,7 @@ class Job:
 
     Attributes
     ----------
-    k, v, dim, dtype, softcap : of the call
+    k, v, dim, dtype, softcap, one_tile : of the call
     rows : query rows that a request likely has
     arch : compute capability
     merge_warps : 0 = decode, else the merge with so many warps
@@ -44,6 +44,7 @@ class Job:
     rows: int = 4
     dtype: str = "bfloat16"
     softcap: bool = False
+    one_tile: bool = True
     merge_warps: int = 0
 
 
@@ -80,15 +81,16 @@ def run(jobs: Iterable[Job]) -> list[Compiled]:
 
 def compiled(job: Job) -> dict[str, object]:
     """What `run` makes a `Compiled` of."""
-    token_bytes = decode.token_bytes(job.k, job.v, job.dim)
-    shape = shapes.pick(token_bytes, job.dim, job.rows, SHARED_KIB[job.arch] << 10)
+    sizes = decode.sizes(job.k, job.v, job.dim)
+    shape = shapes.pick(sizes, job.rows, SHARED_KIB[job.arch] << 10)
     dtype = getattr(torch, job.dtype)
     if job.merge_warps:
         name, warps = "merge", job.merge_warps
         defines = decode.merge_defines(job.dim, dtype, shape, warps)
     else:
         name, warps = "decode", shapes.THREADS // 32
-        defines = decode.defines(job.k, job.v, job.dim, dtype, shape, job.softcap)
+        given = (job.k, job.v, job.dim, dtype, shape, job.softcap, job.one_tile)
+        defines = decode.defines(*given)
     cubin = compiler.compile(compiler.source(f"{name}.cu", defines), job.arch)
     ((found, resources),) = compiler.resources(cubin).items()
     assert found == name

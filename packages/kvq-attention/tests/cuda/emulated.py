@@ -26,10 +26,11 @@ def load(
     dtype: torch.dtype,
     shape: shapes.Shape,
     softcap: bool,
+    one_tile: bool,
     device: torch.device,
 ) -> decode.Kernels:
     """What `decode.load` returns on a GPU; a merge is compiled when it is launched."""
-    given = decode.defines(k, v, dim, dtype, shape, softcap)
+    given = decode.defines(k, v, dim, dtype, shape, softcap, one_tile)
     step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given)
     joins = (
         Merge(decode.merge_defines(dim, dtype, shape, warps)) for warps in (1, decode.MERGE_WARPS)
@@ -53,7 +54,7 @@ class Merge:
 
 def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.Shape:
     """What `decode.picked` returns on an H200."""
-    return shapes.pick(decode.token_bytes(k, v, dim), dim, rows, 228 << 10)
+    return shapes.pick(decode.sizes(k, v, dim), rows, 228 << 10)
 
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
@@ -76,7 +77,7 @@ def prepare(ways: Iterable[Way]) -> None:
     def one(way: Way) -> None:
         k, v, dim, dtype, rows, softcap = way
         device = torch.device("cpu")
-        load(k, v, dim, dtype, picked(k, v, dim, rows, device), softcap, device)
+        load(k, v, dim, dtype, picked(k, v, dim, rows, device), softcap, True, device)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(one, ways):

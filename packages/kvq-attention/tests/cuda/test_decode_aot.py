@@ -32,6 +32,7 @@ def jobs() -> list[Job]:
     # a pair of codecs, what else is compiled in, other queries
     made += [Job(k, v, 90) for k, v in zip(KINDS, KINDS[1:] + KINDS[:1], strict=True)]
     made += [Job(name, name, 90, softcap=True, rows=n) for name in KINDS for n in (4, 16)]
+    made += [Job(name, name, 90, one_tile=False) for name in KINDS]
     made += [Job("q8_0", "q8_0", arch, dtype=dtype) for arch in PLAIN for dtype in DTYPES]
     return made
 

@@ -41,11 +41,11 @@ def test_every_codec_but_fp32_has_kernels() -> None:
 
 
 def shape_of(k: str, v: str, dim: int, rows: int, kib: int = 228) -> shapes.Shape:
-    return shapes.pick(decode.token_bytes(k, v, dim), dim, rows, kib << 10)
+    return shapes.pick(decode.sizes(k, v, dim), rows, kib << 10)
 
 
 def defines_of(k: str, v: str, dim: int, shape: shapes.Shape) -> dict[str, str | int]:
-    given: dict[str, str | int] = decode.defines(k, v, dim, torch.float32, shape, False)
+    given: dict[str, str | int] = decode.defines(k, v, dim, torch.float32, shape, False, True)
     return given
 
 
@@ -57,7 +57,7 @@ def test_every_pair_of_formats_gets_a_launch_that_fits(dim: int, kib: int) -> No
         shape = shape_of(k, v, dim, rows, kib)
         assert shape.rows in (4, 8, 16) and shape.rows >= min(rows, 16)
         assert shape.stages >= 2, "copies run ahead"
-        taken = shape.shared_bytes(decode.token_bytes(k, v, dim), dim)
+        taken = shape.shared_bytes(decode.sizes(k, v, dim))
         assert 1 <= shape.blocks <= MOST_BLOCKS
         assert shape.blocks * (taken + shapes.DRIVER_BYTES) <= kib << 10
         assert REGISTERS // (shape.blocks * shapes.THREADS) >= 64
@@ -82,16 +82,16 @@ def test_what_decides_the_last_bits_knows_nothing_of_the_batch() -> None:
 
 
 def test_what_fits_nowhere_is_refused() -> None:
-    token_bytes = decode.token_bytes("bf16", "bf16", 256)
-    shape = shapes.pick(token_bytes, 256, 16, 228 << 10)
-    least = shape.shared_bytes(token_bytes, 256) + shapes.DRIVER_BYTES
-    assert shapes.pick(token_bytes, 256, 16, least).blocks == 1
+    sizes = decode.sizes("bf16", "bf16", 256)
+    shape = shapes.pick(sizes, 16, 228 << 10)
+    least = shape.shared_bytes(sizes) + shapes.DRIVER_BYTES
+    assert shapes.pick(sizes, 16, least).blocks == 1
     said = (
-        rf"^a block takes {least} bytes of shared memory for tokens of {token_bytes} bytes; a "
-        rf"multiprocessor has {least - 1}$"
+        rf"^a block takes {least} bytes of shared memory for tokens of {sizes.token_bytes} "
+        rf"bytes; a multiprocessor has {least - 1}$"
     )
     with pytest.raises(ValueError, match=said):
-        shapes.pick(token_bytes, 256, 16, least - 1)
+        shapes.pick(sizes, 16, least - 1)
 
 
 @needs_compiler

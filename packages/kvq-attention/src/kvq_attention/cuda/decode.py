@@ -60,7 +60,8 @@ def launch(
     likely = -(-num_tokens // max(batch.num_requests, 1)) * group
     k, v = k_cache.spec.name, v_cache.spec.name
     shape = shape or picked(k, v, dim, likely, q.device)
-    kernels = load(k, v, dim, q.dtype, shape, scoring.softcap is not None, q.device)
+    one_tile = page_tokens == items.TILE
+    kernels = load(k, v, dim, q.dtype, shape, scoring.softcap is not None, one_tile, q.device)
     q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
     sinks = scoring.sinks
     if sinks is not None:
@@ -154,7 +155,7 @@ class Kernels:
 def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.Shape:
     """The launch shape for a device."""
     found = torch.cuda.get_device_properties(device)
-    return shapes.pick(token_bytes(k, v, dim), dim, rows, found.shared_memory_per_multiprocessor)
+    return shapes.pick(sizes(k, v, dim), rows, found.shared_memory_per_multiprocessor)
 
 
 @cache
@@ -165,10 +166,11 @@ def load(
     dtype: torch.dtype,
     shape: shapes.Shape,
     softcap: bool,
+    one_tile: bool,
     device: torch.device,
 ) -> Kernels:
     """The kernels for a device, compiled when they are first asked for."""
-    given = defines(k, v, dim, dtype, shape, softcap)
+    given = defines(k, v, dim, dtype, shape, softcap, one_tile)
     step = function(source("decode.cu", given), "decode", device)
     merge, merge_few = (
         function(source("merge.cu", merge_defines(dim, dtype, shape, warps)), "merge", device)
@@ -180,13 +182,21 @@ def load(
     return Kernels(step, merge, merge_few, shared_bytes, held * found.multi_processor_count)
 
 
-def token_bytes(k: str, v: str, dim: int) -> int:
-    """Bytes of one token's K and V, for one KV head."""
-    return sum(kvq_codecs.get(name).spec.row_bytes(dim) for name in (k, v))
+def sizes(k: str, v: str, dim: int) -> shapes.Sizes:
+    """Of what a block goes through."""
+    specs = [kvq_codecs.get(name).spec for name in (k, v)]
+    planes = 2 * max(len(spec.planes) for spec in specs)
+    return shapes.Sizes(dim, sum(spec.row_bytes(dim) for spec in specs), planes)
 
 
 def defines(
-    k: str, v: str, dim: int, dtype: torch.dtype, shape: shapes.Shape, softcap: bool
+    k: str,
+    v: str,
+    dim: int,
+    dtype: torch.dtype,
+    shape: shapes.Shape,
+    softcap: bool,
+    one_tile: bool,
 ) -> dict[str, Any]:
     """What decode is compiled with."""
     key, value = formats.get(k), formats.get(v)
@@ -200,7 +210,8 @@ def defines(
         "SET_STAGES": shape.stages,
         "SET_BLOCKS": shape.blocks,
         "SET_SOFTCAP": int(softcap),
-        "SET_SHARED_BYTES": shape.shared_bytes(token_bytes(k, v, dim), dim),
+        "SET_ONE_TILE": int(one_tile),
+        "SET_SHARED_BYTES": shape.shared_bytes(sizes(k, v, dim)),
         **_common(dim, dtype),
     }
 

@@ -87,30 +87,41 @@ DEVICE void follow(State& state, float (&highest)[COLUMNS][2]) {
   }
 }
 
-// Adds the step from `token` on to the state.
-DEVICE void attend(State& state, Shared& shared, const Arguments& a, int stage, int token,
-                   const Queries<DIM, COLUMNS>& queries, const Powers& powers, bool masked) {
+// Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that do
+// not see all of it.
+template <bool MASKED>
+DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine,
+                   const u8* stage, int token, const Queries<DIM, COLUMNS>& queries,
+                   const Powers& powers) {
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
-  score_tiles<K, DIM, TILES, COLUMNS>(scores, tile_of(shared, stage, 0), TILE_BYTES, queries);
+  score_tiles<K, DIM, TILES, COLUMNS>(scores, stage, TILE_BYTES, mine.key, queries);
+  // What scores are still to be multiplied by, which costs nothing where they are added to.
+  Powers left;
 #pragma unroll
-  for (int t = 0; t < TILES; t++) {
+  for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) left[n][j] = powers[n][j];
+  }
+  if (SOFTCAP || MASKED) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        scores[t][n][i] *= powers[n][i % 2];
-        if (SOFTCAP) scores[t][n][i] = soft_cap(scores[t][n][i], a.softcap);
+#pragma unroll
+        for (int t = 0; t < TILES; t++) {
+          scores[t][n][i] *= powers[n][i % 2];
+          if (SOFTCAP) scores[t][n][i] = soft_cap(scores[t][n][i], a.softcap);
+        }
+        left[n][i % 2] = 1.0f;
       }
     }
   }
-  if (masked) mask(scores, shared, a, token);
-#pragma unroll
-  for (int n = 0; n < COLUMNS; n++) highest[n][0] = highest[n][1] = -infinity();
+  if (MASKED) mask(scores, shared, a, token);
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    const u8* values = tile_of(shared, stage, t) + KeyLayout::BYTES;
+    const u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
 #pragma unroll
     for (int u = 0; u < 2; u++) {
       float bound = 0.0f;
@@ -126,7 +137,8 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, int stage, 
       for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          highest[n][j] = greater(highest[n][j], scores[t][n][2 * u + j] + bound);
+          const float high = fused(scores[t][n][2 * u + j], left[n][j], bound);
+          highest[n][j] = t + u == 0 ? high : greater(highest[n][j], high);
         }
       }
     }
@@ -142,22 +154,22 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, int stage, 
         float p[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          p[j] = exp2_fast(scores[t][n][2 * u + j] - state.top[n][j]);
-          state.weight[n][j] += p[j];
-          if (ValueLayout::SCALES == 1 && !(masked && p[j] == 0.0f)) p[j] *= scale[t][u];
+          p[j] = exp2_fast(fused(scores[t][n][2 * u + j], left[n][j], -state.top[n][j]));
+          if (!V::BF16) state.weight[n][j] += p[j];
+          if (ValueLayout::SCALES == 1 && !(MASKED && p[j] == 0.0f)) p[j] *= scale[t][u];
         }
         const u32 pair = V::BF16 ? pack_bf16(p[0], p[1]) : pack_halves(p[0], p[1]);
+        if (V::BF16) {  // so coarse that the weights are to be those that values are multiplied by
+          state.weight[n][0] += low_bf16(pair);
+          state.weight[n][1] += high_bf16(pair);
+        }
         weights[t][n][u] = transpose_matrix(pair);
       }
     }
   }
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    const u8* values = tile_of(shared, stage, t) + KeyLayout::BYTES;
-    if (masked) {
-      add_tile<V, DIM, true, COLUMNS>(state.sums, values, weights[t]);
-    } else {
-      add_tile<V, DIM, false, COLUMNS>(state.sums, values, weights[t]);
-    }
+    const u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
+    add_tile<V, DIM, MASKED, COLUMNS>(state.sums, values, mine.value, weights[t]);
   }
 }

@@ -13,14 +13,14 @@
 #include "walk.cuh"
 
 // Zeros what rows that do not see a token must not read: a weight of 0 does not outweigh a NaN.
-DEVICE void blank_unseen(Shared& shared, const Arguments& a, int stage, int token) {
+DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int token) {
   const Request& request = shared.piece.request;
   const int lowest = a.window > 0 ? request.length - request.queries - a.window + 1 : 0;
   const int last = shared.limits.last;
   const bool edge = token < lowest || token + STEP > last;
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    u8* values = tile_of(shared, stage, t) + KeyLayout::BYTES;
+    u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
     const int at = token + t * TILE;
     if (edge) blank_rows<V, DIM>(values, lowest - at, last - at);
     if (request.queries > 1) tame_rows<V, DIM>(values);
@@ -36,36 +36,37 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   const Cut& cut = request.chunks;
   int first = cut.first + chunk * cut.size;
   int last = smaller(request.length, a.reach);
-  if (first < last) {
-    last = first + smaller(last - first, count * cut.size);
-  } else {
-    first = last = 0;  // no tokens: none, or all beyond the page table
-  }
-  if (lane() == 0) {
-    shared.piece = piece;
-    shared.table = a.page_table + index * a.table_row;
-    shared.limits = {last, first + cut.size, smaller(last, request.length - request.queries + 1),
-                     a.window > 0 ? request.length - a.window : 0};
-  }
-  choose_rows(shared, a, piece.head);
-  sync_warp();
   // A chunk whose page is missing spoils all rows of its request: which one it is does not matter.
   bool lost = request.length > a.reach;
-  int pages[STAGES + 1];
-#pragma unroll
-  for (int i = 0; i <= STAGES; i++) pages[i] = find_page(shared, a, first + i * STEP, last);
-#pragma unroll
-  for (int i = 0; i < STAGES; i++) {
-    lost |= find_rows(shared, a, first + i * STEP, last, pages[i]);
-    sync_warp();
-    if (i < STAGES - 1) {
-      if (first + i * STEP < last) copy_step(shared, i);
-      copies_commit();
-      sync_warp();
-    }
+  if (first < last && a.num_pages > 0) {
+    last = first + smaller(last - first, count * cut.size);
+  } else {
+    lost |= first < last;
+    first = last = 0;  // no tokens: none, or all beyond the page table
   }
-  int page = pages[STAGES];  // one step behind that whose addresses are written down
-
+  const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
+  const Walk walk{reinterpret_cast<const i32*>(table), last};
+  Pages ahead[STAGES];
+#pragma unroll
+  for (int i = 0; i < STAGES; i++) walk.find(ahead[i], a, first + i * STEP);
+  choose_rows(shared, a, piece.head);
+  const Lane mine = lane_of(shared);
+  u32 highest_page = 0;
+  sync_warp();
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; i++) {
+    walk.copy(shared, mine, a, mine.ring + i * STAGE_BYTES, first + i * STEP, ahead[i],
+              highest_page);
+    copies_commit();
+  }
+  Pages pages;  // of the step that is to be copied next
+#pragma unroll
+  for (int t = 0; t < TILES; t++) pages[t] = ahead[STAGES - 1][t];
+  if (lane() == 0) {
+    shared.piece = piece;
+    shared.limits = {last, smaller(last, request.length - request.queries + 1),
+                     a.window > 0 ? request.length - a.window : 0};
+  }
   load_queries<K, DIM, ROWS>(shared.queries, a, piece);
   sync_warp();
   Queries<DIM, COLUMNS> queries;
@@ -84,35 +85,45 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece, number, any(lost), state.sums,
                                        state.top, state.weight);
   }
-  int stage = 0;
-  for (int token = first; token < shared.limits.last; token += STEP) {
-    sync_warp();  // the stage that is overwritten has been read, and addresses are written
-    const Limits limits = shared.limits;
-    if (token + (STAGES - 1) * STEP < limits.last) {
-      copy_step(shared, stage == 0 ? STAGES - 1 : stage - 1);
-    }
+  constexpr int LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
+  int at = 0;                                   // of this step's stage in the ring
+  int stop = smaller(first + cut.size, last);  // where this chunk ends
+  int calm = first;                             // up to which every row sees all
+  for (int token = first; token < last;) {
+    sync_warp();  // the stage that is overwritten has been read
+    walk.copy(shared, mine, a, mine.ring + (at == 0 ? LAST_STAGE : at - STAGE_BYTES),
+              token + (STAGES - 1) * STEP, pages, highest_page);
     copies_commit();
+    walk.find(pages, a, token + STAGES * STEP);
     copies_wait<STAGES - 1>();
     sync_warp();
-    lost |= find_rows(shared, a, token + STAGES * STEP, limits.last, page);
-    page = find_page(shared, a, token + (STAGES + 1) * STEP, limits.last);
-    const bool masked = token + STEP > limits.whole || token < limits.inside;
-    if (masked) blank_unseen(shared, a, stage, token);
-    attend(state, shared, a, stage, token, queries, powers, masked);
-    if (token + STEP >= smaller(shared.limits.boundary, shared.limits.last)) {
+    u8* stage = mine.ring + at;
+    if (token + STEP > calm) {
+      const Limits limits = shared.limits;
+      if (token + STEP <= limits.whole && token >= limits.inside) calm = limits.whole;
+    }
+    if (token + STEP > calm) {
+      blank_unseen(shared, a, stage, token);
+      attend<true>(state, shared, a, mine, stage, token, queries, powers);
+    } else {
+      attend<false>(state, shared, a, mine, stage, token, queries, powers);
+    }
+    token += STEP;
+    if (token >= stop) {
+      lost |= highest_page >= u32(a.num_pages);
       store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, shared.piece, number++, any(lost),
                                          state.sums, state.top, state.weight);
-      if (lane() == 0) shared.limits.boundary += shared.piece.request.chunks.size;
+      stop = smaller(stop + shared.piece.request.chunks.size, last);
       state.clear();
     }
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    at = at == LAST_STAGE ? 0 : at + STAGE_BYTES;
   }
   copies_wait<0>();
   sync_warp();  // all that is shared is free
 }
 
 extern "C" GLOBAL void LAUNCH_BOUNDS(32, BLOCKS) decode(Arguments a) {
-  Shared& shared = *reinterpret_cast<Shared*>(shared_memory());
+  Shared& shared = *reinterpret_cast<Shared*>(kept_shared(shared_memory()));
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
   const int head = block() % a.kv_heads, run = block() / a.kv_heads;
   const int runs = blocks() / a.kv_heads;

@@ -11,8 +11,14 @@
 
 constexpr int TILE = 16;  // tokens a tensor-core product takes
 
-DEVICE int smaller(int a, int b) { return a < b ? a : b; }
-DEVICE int larger(int a, int b) { return a > b ? a : b; }
+template <class T>
+DEVICE T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+DEVICE T larger(T a, T b) {
+  return a > b ? a : b;
+}
 DEVICE int divided_up(int a, int b) { return (a - 1) / b + 1; }  // of positive numbers
 
 struct Cut {

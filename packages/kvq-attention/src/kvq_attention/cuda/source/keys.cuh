@@ -36,17 +36,16 @@ DEVICE u32 second_of_key(const u8* tile, int row, int segment) {
   }
 }
 
-// scores[t][n][i]: products of token l / 4 (i < 2) or l / 4 + 8 of tile t with rows
+// first: loaded_segment. scores[t][n][i]: products of token l / 4 (i < 2) or l / 4 + 8 of tile t with rows
 // 8n + 2 (l % 4) + i % 2 of the queries, scaled by the tokens' scales. The tiles, whose work is
 // independent, take turns.
 template <class Format, int DIM, int TILES, int COLUMNS>
 DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int tile_bytes,
-                        const Queries<DIM, COLUMNS>& queries) {
+                        int first, const Queries<DIM, COLUMNS>& queries) {
   using L = Layout<Format, DIM>;
   constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
   constexpr int SEGMENTS = L::SEGMENTS / PARTS;  // under one scale
   const int group = lane() / 4;
-  const int row = lane() % 16, behind = lane() / 16;
   Scales<Format, DIM> scales[TILES][2];
   if constexpr (L::SCALES > 0) {
 #pragma unroll
@@ -68,7 +67,7 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
       for (int t = 0; t < TILES; t++) {
         const u8* tile = tiles + t * tile_bytes;
         if (segment % 2 == 0) {
-          load_matrices(r[t], tile + segment_at<L::SEGMENTS>(row, segment + behind));
+          load_matrices(r[t], tile + (first ^ segment * 16));
         }
         if constexpr (Format::SPLIT == 1) {
           if (segment % 2 == 0) {

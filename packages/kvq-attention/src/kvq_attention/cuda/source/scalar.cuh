@@ -248,6 +248,26 @@ DEVICE u32 upper_halves_of_e4m3(u32 four) {
 #endif
 }
 
+// a * b + c, rounded once.
+DEVICE float fused(float a, float b, float c) {
+#ifdef __CUDACC__
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+
+// a * b.
+DEVICE u64 multiply_wide(u32 a, u32 b) {
+#ifdef __CUDACC__
+  u64 result;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(result) : "r"(a), "r"(b));
+  return result;
+#else
+  return u64(a) * b;
+#endif
+}
+
 // Within two units in the last place; subnormal results and operands are 0.
 DEVICE float exp2_fast(float x) {
 #ifdef __CUDACC__
@@ -260,12 +280,13 @@ DEVICE float exp2_fast(float x) {
 #endif
 }
 
+// Subnormal numbers count as 0.
 DEVICE float log2_fast(float x) {
 #ifdef __CUDACC__
   float result;
-  asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 #else
-  return std::log2(x);
+  return std::log2(x < 0x1p-126f && x > -0x1p-126f ? 0.0f : x);
 #endif
 }

@@ -14,6 +14,7 @@ constexpr int TILES = SET_TILES;    // a step
 constexpr int STAGES = SET_STAGES;  // steps under way
 constexpr int BLOCKS = SET_BLOCKS;  // that a multiprocessor's registers are to hold
 constexpr bool SOFTCAP = SET_SOFTCAP;
+constexpr bool ONE_TILE = SET_ONE_TILE;  // a page
 
 constexpr int COLUMNS = (ROWS + 7) / 8;  // groups of 8 query rows
 constexpr int STEP = TILE * TILES;       // tokens a step

@@ -12,7 +12,15 @@ constexpr float SLACK = 8.0f;
 
 DEVICE float infinity() { return as_float(0x7F800000); }
 DEVICE float not_a_number() { return as_float(0x7FC00000); }
-DEVICE float greater(float a, float b) { return a > b ? a : b; }
+
+// The greater one; of NaN and a number the number.
+DEVICE float greater(float a, float b) {
+#ifdef __CUDACC__
+  return fmaxf(a, b);
+#else
+  return std::fmax(a, b);
+#endif
+}
 
 // softcap * tanh(score / softcap), in base 2.
 DEVICE float soft_cap(float score, float softcap) {
@@ -31,6 +39,6 @@ DEVICE float log2_sink(float sink) {
 
 // log2 of a scale to choose a reference by: of 0 that of LEAST, of infinity 120, of NaN a number.
 DEVICE float log2_bound(float scale, float least) {
-  const float bound = log2_fast(scale > least ? scale : least);
+  const float bound = log2_fast(greater(scale, least));
   return bound < 120.0f ? bound : 120.0f;
 }

@@ -27,32 +27,41 @@ DEVICE int segment_at(int row, int segment) {
   return (row * 2 + (segment ^ (row >> 2 & 1))) * 16;
 }
 
-// Begins to copy CHUNKS * 16 bytes.
-template <int CHUNKS>
-DEVICE void copy_run(u8* shared, const u8* rows, bool live) {
-#pragma unroll
-  for (int i = 0; i < CHUNKS; i += 32) {
-    if (CHUNKS - i >= 32 || lane() < CHUNKS - i) {
-      copy_async(shared + (i + lane()) * 16, rows + (i + lane()) * 16, live);
+// Where the words that this lane is given of the tile's first two segments lie, for load_matrices:
+// row l % 16, segment l / 16. Those of segments 2i and 2i + 1 lie at `first ^ 32 i`.
+template <int SEGMENTS>
+DEVICE int loaded_segment() {
+  return segment_at<SEGMENTS>(lane() % 16, lane() / 16);
+}
+
+// Where this lane's 16 bytes of a tile's code rows go, of the first that the lanes copy at once.
+template <int SEGMENTS>
+DEVICE int copied_segment() {
+  return segment_at<SEGMENTS>(lane() / SEGMENTS, lane() % SEGMENTS);
+}
+
+// Begins to copy CHUNKS * 16 bytes to `shared` + TO, of which lane l copies those at l * 16: its own
+// are `shared` and `from`.
+template <int CHUNKS, int TO, int DONE = 0>
+DEVICE void copy_run(u8* shared, const u8* from, bool live) {
+  if constexpr (DONE < CHUNKS) {
+    if (CHUNKS - DONE >= 32 || lane() < CHUNKS - DONE) {
+      copy_async<TO + DONE * 16, DONE * 16>(shared, from, live);
     }
+    copy_run<CHUNKS, TO, DONE + 32>(shared, from, live);
   }
 }
 
-// Begins to copy a tile whose planes' rows begin at the addresses; where it is not live it becomes
-// zeros and nothing is read.
-template <class Format, int DIM>
-DEVICE void copy_tile(u8* tile, const u8* codes, const u8* second, const u8* scale, bool live) {
-  using L = Layout<Format, DIM>;
-  constexpr int ROWS = 32 / L::SEGMENTS;  // that the lanes copy at once
-  const int first = segment_at<L::SEGMENTS>(lane() / L::SEGMENTS, lane() % L::SEGMENTS);
-#pragma unroll
-  for (int i = 0; i < TILE * L::SEGMENTS; i += 32) {
-    // What segment_at makes of ROWS rows more.
-    const int turned = L::SEGMENTS >= 8 ? first ^ ((i / 32 * ROWS & 7) * 16) : first;
-    copy_async(tile + turned + i * 16, codes + (i + lane()) * 16, live);
+// Begins to copy a tile's code rows to `shared` + TO, of which a lane's bytes begin at `from` and go
+// to copied_segment, `first`. Where it is not live the tile becomes zeros and nothing is read.
+template <int SEGMENTS, int TO, int DONE = 0>
+DEVICE void copy_codes(u8* shared, int first, const u8* from, bool live) {
+  if constexpr (DONE < TILE * SEGMENTS) {
+    // What segment_at makes of as many rows more.
+    constexpr int TURN = SEGMENTS >= 8 ? (DONE / SEGMENTS & 7) * 16 : 0;
+    copy_async<TO + DONE * 16, DONE * 16>(shared + (first ^ TURN), from, live);
+    copy_codes<SEGMENTS, TO, DONE + 32>(shared, first, from, live);
   }
-  copy_run<L::SECOND>(tile + L::SECOND_AT, second, live);
-  copy_run<L::SCALE>(tile + L::SCALE_AT, scale, live);
 }
 
 // The scales of one row.

@@ -32,15 +32,16 @@ DEVICE u32 where_not_zero(u32 pair) {
   return (pair & 0xFFFF ? 0xFFFF : 0) | (pair >> 16 ? 0xFFFF0000 : 0);
 }
 
-// weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for
+// first: loaded_segment. weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for
 // row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it already. MASKED: some
 // are 0 because their rows do not see the token, whose scales may be NaN.
 template <class Format, int DIM, bool MASKED, int COLUMNS>
-DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, const u32 (&weights)[COLUMNS][2]) {
+DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
+                     const u32 (&weights)[COLUMNS][2]) {
   using L = Layout<Format, DIM>;
   constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
   constexpr int SEGMENTS = L::SEGMENTS / PARTS;
-  const int row = lane() % 16, behind = lane() / 16, token = 2 * (lane() % 4);
+  const int token = 2 * (lane() % 4);
   Scales<Format, DIM> scales[4];
   if constexpr (PARTS > 1) {
 #pragma unroll
@@ -67,7 +68,7 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, const u32 (&weigh
     for (int i = 0; i < SEGMENTS; i++) {
       const int segment = part * SEGMENTS + i;
       if (segment % 2 == 0) {
-        load_matrices_transposed(r, tile + segment_at<L::SEGMENTS>(row, segment + behind));
+        load_matrices_transposed(r, tile + (first ^ segment * 16));
       }
       const auto add = [&](int step, u32 a0, u32 a1, u32 a2, u32 a3) {
 #pragma unroll

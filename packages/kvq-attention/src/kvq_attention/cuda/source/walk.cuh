@@ -7,29 +7,25 @@
 #include "settings.cuh"
 #include "store.cuh"
 
-// The planes of a tile, in pairs that are read at once.
-enum { K_CODES, V_CODES, K_SCALE, V_SCALE, K_SECOND, V_SECOND, PLANES = 8 };
-static_assert(TILES * PLANES <= 32, "a lane a tile and plane");
+// The planes of a tile, in pairs; formats without scales and second rows lack the latter.
+enum { K_CODES, V_CODES, K_SCALE, V_SCALE, K_SECOND, V_SECOND };
+constexpr bool SCALED = KeyLayout::SCALE + ValueLayout::SCALE > 0;
+constexpr bool SECONDS = KeyLayout::SECOND + ValueLayout::SECOND > 0;
+constexpr int PLANES = SECONDS ? 6 : SCALED ? 4 : 2;
+static_assert(SCALED || !SECONDS, "planes are counted in this order");
 
-// A plane's rows in page 0 for one KV head, and strides.
-struct alignas(16) Rows {
-  const u8* data;
-  u32 page_bytes, token_bytes;
-};
-
-// Positions: behind the last token of the walk and of its chunk; up to `whole` every row sees all,
-// and from `inside` on in a window.
+// Positions: behind the last token of the walk; up to `whole` every row sees all, and from `inside`
+// on in a window.
 struct alignas(16) Limits {
-  int last, boundary, whole, inside;
+  int last, whole, inside;
 };
 
 struct Shared {
   u8 ring[STAGES * STAGE_BYTES];
-  u64 addresses[TILES][PLANES];  // of a step's rows; 0 where nothing is to be read
-  Rows rows[PLANES];
+  u64 from[PLANES][32];           // where a lane's bytes of page 0's first tile begin
+  alignas(16) u32 page_bytes[8];  // that pages of a plane are apart
   Limits limits;
   Piece piece;
-  const i32* table;  // the request's pages
   union {  // of the walk's beginning, and of the ends of chunks
     QueryRows<DIM, ROWS> queries;
     Means<DIM> means;
@@ -37,65 +33,115 @@ struct Shared {
 };
 static_assert(sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 
-// Lane l < PLANES writes down plane l.
+// What a lane keeps at hand: where its words lie in a stage, of which most are the same for K and V.
+struct Lane {
+  u8* ring;
+  int copied_key, copied_value;  // copied_segment
+  int key, value;                // loaded_segment
+  int sixteen;                   // 16 * l
+};
+
+DEVICE Lane lane_of(Shared& shared) {
+  using KL = KeyLayout;
+  using VL = ValueLayout;
+  constexpr bool SAME = KL::SEGMENTS == VL::SEGMENTS;
+  const int copied_key = kept(copied_segment<KL::SEGMENTS>());
+  const int copied_value = SAME ? copied_key : kept(copied_segment<VL::SEGMENTS>());
+  const int key = kept(loaded_segment<KL::SEGMENTS>());
+  const int value = SAME ? key : kept(loaded_segment<VL::SEGMENTS>());
+  return {shared.ring, copied_key, copied_value, key, value, kept(lane() * 16)};
+}
+
+DEVICE const Plane& plane_of(const Arguments& a, int plane) {
+  const Cache& cache = plane % 2 ? a.v : a.k;
+  return plane / 2 == 0 ? cache.codes : plane / 2 == 1 ? cache.scale : cache.second;
+}
+
+// Writes down where each lane's bytes begin.
 DEVICE void choose_rows(Shared& shared, const Arguments& a, int head) {
-  if (lane() >= PLANES) return;
-  const Cache& cache = lane() % 2 ? a.v : a.k;
-  const int pair = lane() / 2;
-  const Plane& plane = pair == 0 ? cache.codes : pair == 1 ? cache.scale : cache.second;
-  const u32 k_bytes =
-      pair == 0 ? KeyLayout::CODES : pair == 1 ? KeyLayout::SCALE : KeyLayout::SECOND;
-  const u32 v_bytes =
-      pair == 0 ? ValueLayout::CODES : pair == 1 ? ValueLayout::SCALE : ValueLayout::SECOND;
-  shared.rows[lane()] = {plane.data + u64(plane.head) * u32(head), plane.page,
-                         lane() % 2 ? v_bytes : k_bytes};
-}
-
-// The token that lane l finds of the step from `token` on: of tile l / PLANES, whose plane
-// l % PLANES is its own.
-DEVICE int token_of_lane(int token) { return token + lane() / PLANES * TILE; }
-
-// The page of this lane's token; -1 behind the last one.
-DEVICE int find_page(const Shared& shared, const Arguments& a, int token, int last) {
-  const int mine = token_of_lane(token);
-  return mine < last ? read_only(shared.table + (mine >> a.page_shift)) : -1;
-}
-
-// Writes down where this lane's rows begin; whether their page is missing.
-DEVICE bool find_rows(Shared& shared, const Arguments& a, int token, int last, int page) {
-  const int mine = token_of_lane(token);
-  const bool live = mine < last && u32(page) < u32(a.num_pages);
-  if (lane() < TILES * PLANES) {
-    const Rows rows = shared.rows[lane() % PLANES];
-    const u32 within = mine & ((1 << a.page_shift) - 1);
-    const u64 address = reinterpret_cast<u64>(rows.data) + u64(u32(page)) * rows.page_bytes +
-                        within * rows.token_bytes;
-    shared.addresses[lane() / PLANES][lane() % PLANES] = live ? address : 0;
-  }
-  return mine < last && !live;
-}
-
-DEVICE u8* tile_of(Shared& shared, int stage, int t) {
-  return shared.ring + stage * STAGE_BYTES + t * TILE_BYTES;
-}
-
-// Begins to copy the step whose addresses are written down.
-DEVICE void copy_step(Shared& shared, int stage) {
 #pragma unroll
-  for (int t = 0; t < TILES; t++) {
-    u64 at[PLANES] = {};
-    const auto read = [&](int plane) {
-      const auto pair = *reinterpret_cast<const Words<16>*>(&shared.addresses[t][plane]);
-      at[plane] = u64(pair.word[1]) << 32 | pair.word[0];
-      at[plane + 1] = u64(pair.word[3]) << 32 | pair.word[2];
-    };
-    read(K_CODES);
-    if (KeyLayout::SCALE + ValueLayout::SCALE > 0) read(K_SCALE);
-    if (KeyLayout::SECOND + ValueLayout::SECOND > 0) read(K_SECOND);
-    const auto rows = [&](int plane) { return reinterpret_cast<const u8*>(at[plane]); };
-    const bool live = at[K_CODES] != 0;
-    u8* tile = tile_of(shared, stage, t);
-    copy_tile<K, DIM>(tile, rows(K_CODES), rows(K_SECOND), rows(K_SCALE), live);
-    copy_tile<V, DIM>(tile + KeyLayout::BYTES, rows(V_CODES), rows(V_SECOND), rows(V_SCALE), live);
+  for (int plane = 0; plane < PLANES; plane++) {
+    const Plane& rows = plane_of(a, plane);
+    const u8* begin = rows.data + u64(rows.head) * u32(head) + lane() * 16;
+    shared.from[plane][lane()] = reinterpret_cast<u64>(begin);
+    if (lane() == plane) shared.page_bytes[plane] = rows.page;
   }
 }
+
+// The tiles of a step: pages that they are of, 0 behind the walk's end.
+using Pages = u32[TILES];
+
+// A walk over tokens of one KV head, up to `last`, along the pages of one request.
+struct Walk {
+  const i32* table;
+  int last;
+
+  DEVICE void find(Pages& pages, const Arguments& a, int token) const {
+    const int shift = ONE_TILE ? 4 : a.page_shift;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const int at = token + t * TILE;
+      pages[t] = at < last ? read_only(table + (at >> shift)) : 0;
+    }
+  }
+
+  // Begins to copy the step from `token` on to a stage. A page that does not exist raises
+  // `highest_page`, and another one is copied.
+  DEVICE void copy(Shared& shared, const Lane& mine, const Arguments& a, u8* stage, int token,
+                   const Pages& pages, u32& highest_page) const {
+    // Strides come from memory with what they are added to: were they at hand before, the compiler
+    // would multiply first and take three instructions for each sum.
+    u64 from[PLANES];
+    u32 page_bytes[8];
+#pragma unroll
+    for (int i = 0; i < PLANES; i += 4) {
+      const auto four = *reinterpret_cast<const Words<16>*>(&shared.page_bytes[i]);
+#pragma unroll
+      for (int j = 0; j < 4; j++) page_bytes[i + j] = four.word[j];
+    }
+#pragma unroll
+    for (int plane = 0; plane < PLANES; plane++) from[plane] = shared.from[plane][lane()];
+    u8* linear = pinned_shared(stage + mine.sixteen);
+    copy_tiles<0>(mine, a, stage, token, pages, from, page_bytes, highest_page, linear);
+  }
+
+  // Begins to copy tile T of a step and those behind it.
+  template <int T>
+  DEVICE void copy_tiles(const Lane& mine, const Arguments& a, u8* stage, int token,
+                         const Pages& pages, const u64 (&from)[PLANES],
+                         const u32 (&page_bytes)[8], u32& highest_page, u8* linear) const {
+    if constexpr (T < TILES) {
+      const int at = token + T * TILE;
+      const bool live = at < last;
+      const u32 last_page = a.num_pages - 1;
+      highest_page = larger(highest_page, pages[T]);
+      const u32 page = smaller(pages[T], last_page);
+      const u32 within = u32(at) / TILE & ((1u << a.page_shift) / TILE - 1);  // tiles of the page
+      const auto rows = [&](int plane, int tile_bytes) {
+        u64 begin = from[plane] + multiply_wide(page, page_bytes[plane]);
+        if (!ONE_TILE) begin += multiply_wide(within, tile_bytes);
+        return reinterpret_cast<const u8*>(begin);
+      };
+      constexpr int KEYS = T * TILE_BYTES, VALUES = KEYS + KeyLayout::BYTES;
+      using KL = KeyLayout;
+      using VL = ValueLayout;
+      copy_codes<KL::SEGMENTS, KEYS>(stage, mine.copied_key, rows(K_CODES, KL::CODES * TILE), live);
+      copy_codes<VL::SEGMENTS, VALUES>(stage, mine.copied_value, rows(V_CODES, VL::CODES * TILE),
+                                       live);
+      if constexpr (KL::SCALE > 0) {
+        copy_run<KL::SCALE, KEYS + KL::SCALE_AT>(linear, rows(K_SCALE, KL::SCALE * TILE), live);
+      }
+      if constexpr (VL::SCALE > 0) {
+        copy_run<VL::SCALE, VALUES + VL::SCALE_AT>(linear, rows(V_SCALE, VL::SCALE * TILE), live);
+      }
+      if constexpr (KL::SECOND > 0) {
+        copy_run<KL::SECOND, KEYS + KL::SECOND_AT>(linear, rows(K_SECOND, KL::SECOND * TILE), live);
+      }
+      if constexpr (VL::SECOND > 0) {
+        copy_run<VL::SECOND, VALUES + VL::SECOND_AT>(linear, rows(V_SECOND, VL::SECOND * TILE),
+                                                     live);
+      }
+      copy_tiles<T + 1>(mine, a, stage, token, pages, from, page_bytes, highest_page, linear);
+    }
+  }
+};

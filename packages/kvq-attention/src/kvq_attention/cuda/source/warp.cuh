@@ -122,6 +122,17 @@ DEVICE T shuffle_xor(T value, int mask) {
 #endif
 }
 
+// A word that stays in a register: the compiler, which cannot know that a lane is given what is its
+// own, cannot make it again wherever it is used.
+template <class T>
+DEVICE T kept(T value) {
+  if constexpr (sizeof(T) == 4) {
+    return shuffle(value, lane());
+  } else {
+    return T(u64(kept(u32(u64(value) >> 32))) << 32 | kept(u32(u64(value))));
+  }
+}
+
 #ifdef __CUDACC__
 // Where an address lies within shared memory.
 DEVICE u32 shared_address(const void* shared) {
@@ -248,30 +259,40 @@ DEVICE u32 transpose_matrix(u32 word) {
 #endif
 }
 
-// Begins a copy of BYTES bytes; both addresses are multiples of BYTES. Where it is not live, the
-// bytes become 0 and nothing is read.
-template <int BYTES>
-DEVICE void copy_async_small(void* shared, const void* global, bool live) {
-  static_assert(BYTES == 4 || BYTES == 8, "copy_async copies 16 bytes");
+// Begins a copy of 16 bytes, from `global` + FROM to `shared` + TO, both multiples of 16, past the
+// first-level cache. Where it is not live, the bytes become 0 and nothing is read.
+template <int TO = 0, int FROM = 0>
+DEVICE void copy_async(u8* shared, const u8* global, bool live) {
 #ifdef __CUDACC__
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
-               "l"(global), "n"(BYTES), "r"(live ? BYTES : 0)
+  // Sums of addresses are part of the instruction; what the compiler sums up takes others.
+  asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;" ::"r"(
+                   shared_address(shared)),
+               "l"(global), "r"(live ? 16 : 0), "n"(TO), "n"(FROM)
                : "memory");
 #else
-  emulator::check_shared("copy_async_small", shared, BYTES);
-  emulator::copy(shared, global, BYTES, live);
+  emulator::check_shared("copy_async", shared + TO, 16);
+  emulator::copy(shared + TO, global + FROM, 16, live);
 #endif
 }
 
-// The same with 16 bytes, past the first-level cache.
-DEVICE void copy_async(void* shared, const void* global, bool live) {
+// An address in shared memory, a multiple of 128, as `kept` keeps a word.
+DEVICE u8* kept_shared(u8* shared) {
 #ifdef __CUDACC__
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(live ? 16 : 0)
-               : "memory");
+  void* address = __cvta_shared_to_generic(kept(shared_address(shared)));
+  return static_cast<u8*>(__builtin_assume_aligned(address, 128));
 #else
-  emulator::check_shared("copy_async", shared, 16);
-  emulator::copy(shared, global, 16, live);
+  return shared;
+#endif
+}
+
+// An address in shared memory that is computed here, not wherever it is used.
+DEVICE u8* pinned_shared(u8* shared) {
+#ifdef __CUDACC__
+  u32 address;
+  asm volatile("mov.b32 %0, %1;" : "=r"(address) : "r"(shared_address(shared)));
+  return static_cast<u8*>(__cvta_shared_to_generic(address));
+#else
+  return shared;
 #endif
 }
 
