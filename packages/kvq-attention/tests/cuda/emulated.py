@@ -46,7 +46,7 @@ class Merge:
 
     defines: dict[str, Any]
 
-    def launch(self, *args: Any) -> None:
+    def launch_beside(self, *args: Any) -> None:
         """Compile and launch it."""
         text = (SOURCE / "merge.cu").read_text()
         build(text, ["merge"], defines=self.defines).function("merge", **ORDER).launch(*args)

@@ -109,13 +109,15 @@ def launch(
     )
     launches.record("cuda", "decode")
     runs = min(pieces, max(1, kernels.resident // kv_heads))
-    kernels.decode.launch((runs * kv_heads,), shapes.THREADS, kernels.shared_bytes, (given,))
+    kernels.decode.launch_beside((runs * kv_heads,), shapes.THREADS, kernels.shared_bytes, (given,))
     if not alone:
         # One row a block: many warps each where there are few, for the same bits.
         lines = num_tokens * q_heads
         few = lines * MERGE_WARPS <= kernels.resident
         join, warps = (kernels.merge_few, MERGE_WARPS) if few else (kernels.merge, 1)
-        join.launch((lines,), warps * shapes.THREADS, MERGE_SUMS * (dim + 1) * 4, (given,))
+        join.launch_beside(
+            (lines,), warps * shapes.THREADS, MERGE_SUMS * (dim + 1) * 4, (given,)
+        )
     return out
 
 

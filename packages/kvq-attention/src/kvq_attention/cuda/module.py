@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvq_attention.cuda import overlapping
 from kvq_attention.cuda.compile import INSTALL, OPTIONS
 from kvq_attention.errors import DeviceError, UnsupportedError
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies, products of bf16
+BESIDE = 90  # from which on a kernel may start beside the one before it
 
 Argument = torch.Tensor | ctypes.Structure | np.generic | int | float | None
 
@@ -66,6 +68,28 @@ class Function:
         self.registers: int = kernel.num_regs  # asking loads it, which a capture would forbid
         self._kernel = kernel
         self._shared_bytes = 0
+        major, minor = torch.cuda.get_device_capability(device_index)
+        self._level = 10 * major + minor
+
+    def launch_beside(
+        self,
+        grid: tuple[int, ...],
+        threads: int,
+        shared_bytes: int,
+        args: Sequence[ctypes.Structure],
+    ) -> None:
+        """`launch` for a kernel that waits by itself for what was launched before it.
+
+        Where GPUs can, from compute capability 9.0 on, it starts beside that.
+        """
+        if self._level < BESIDE or 0 in grid:
+            self.launch(grid, threads, shared_bytes, args)
+            return
+        pointer = torch.cuda.current_stream(self.device_index).cuda_stream
+        with _device(self.device_index):
+            self._allow(shared_bytes)
+            kernel = self._kernel.kernel.ptr
+            overlapping.launch(kernel, grid, threads, shared_bytes, pointer, args)
 
     def launch(
         self, grid: tuple[int, ...], threads: int, shared_bytes: int, args: Sequence[Argument]

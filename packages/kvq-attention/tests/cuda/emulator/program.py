@@ -130,6 +130,9 @@ class Function:
             backward=self.backward,
         )
 
+    # Of a kernel that waits for the one before it, which ends before it begins here.
+    launch_beside = launch
+
 
 def build(
     text: str,

@@ -123,6 +123,8 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
 }
 
 extern "C" GLOBAL void LAUNCH_BOUNDS(32, BLOCKS) decode(Arguments a) {
+  wait_for_earlier();
+  launch_dependents();
   Shared& shared = *reinterpret_cast<Shared*>(kept_shared(shared_memory()));
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
   const int head = block() % a.kv_heads, run = block() / a.kv_heads;

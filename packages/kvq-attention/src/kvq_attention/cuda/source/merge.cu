@@ -48,6 +48,7 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, 1) merge(Arguments a) {
     return (i64(first + chunk) * a.kv_heads + q_head / a.group) * ROWS + line % ROWS;
   };
 
+  wait_for_earlier();  // for the partial results: what was read so far is older
   float top = LOWEST;
   for (int i = lane(); i < chunks; i += 32) top = greater(a.partial_lse[slot(i)], top);
 #pragma unroll

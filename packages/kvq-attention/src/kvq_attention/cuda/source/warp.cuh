@@ -296,6 +296,20 @@ DEVICE u8* pinned_shared(u8* shared) {
 #endif
 }
 
+// Lets the kernel behind this one in a stream start beside it, if it was launched so.
+DEVICE void launch_dependents() {
+#if defined(__CUDACC__) && KVQ_ARCH >= 90
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Waits until the kernel before this one is complete, and what it wrote can be read.
+DEVICE void wait_for_earlier() {
+#if defined(__CUDACC__) && KVQ_ARCH >= 90
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Closes a group of the copies that this thread began.
 DEVICE void copies_commit() {
 #ifdef __CUDACC__
