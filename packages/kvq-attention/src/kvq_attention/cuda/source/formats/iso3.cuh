@@ -3,8 +3,9 @@
 
 #include "formats/bits.cuh"
 #include "formats/constants.cuh"
+#include "formats/operands.cuh"
 
-struct Iso3 {
+struct Iso3 : Alike<Iso3> {
   static constexpr int SPLIT = 8;
   static constexpr int SECOND = 1;
   static constexpr int BLOCK = 128;

@@ -3,8 +3,9 @@
 
 #include "formats/bits.cuh"
 #include "formats/constants.cuh"
+#include "formats/operands.cuh"
 
-struct Iso4 {
+struct Iso4 : Alike<Iso4> {
   static constexpr int SPLIT = 4;
   static constexpr int SECOND = 0;
   static constexpr int BLOCK = 128;
