@@ -11,6 +11,9 @@ struct Alike {
   // SPLIT / 2, then those of the high unit. A value's two units are of different tokens.
   static constexpr bool NEIGHBOURS = false;
 
+  // Of the block's table, which Format::fill_table writes; 0 where there is none.
+  static constexpr int TABLE_BYTES = 0;
+
   template <int SPLIT>
   DEVICE static void unpack_key(u32 word, u32 second, const u8*, u32 (&values)[SPLIT]) {
     Format::unpack(word, second, values);
