@@ -14,6 +14,7 @@ from typing import Any
 import kvq_codecs
 from kvq_attention.bench import Table, problems, tables
 from kvq_attention.bench.cases import parse_cases, parse_formats, parse_shape
+from kvq_attention.bench.report import with_shapes
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -44,12 +45,15 @@ def section(name: str, record: Record) -> str:
         f"- Versions: {versions}.",
         f"- Record: [{name}.json]({name}.json).",
         *(f"- Not as it should be: {problem}." for problem in problems(record)),
+        *(f"- Not served: {what}." for what in record.get("not_served", ())),
         *(f"- Not measured: {left_out}." for left_out in record["left_out"]),
         f"\n![{record['title']}]({name}.svg)",
     ]
     shown = tables(record)
-    if (record["hardware"].partition(",")[0], record["shape"]) == BARRED:
-        shown.insert(1, bars(record))
+    machine, layer = BARRED
+    if record["hardware"].startswith(f"{machine},") and layer in _shapes(record):
+        measured = {row["backend"] for row in record["decode"]}
+        shown[1:1] = [bars(record, backend) for backend in BARS if backend in measured]
     return "\n".join(facts) + "\n" + "".join(f"\n{table(each)}" for each in shown)
 
 
@@ -64,10 +68,10 @@ def table(shown: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def bars(record: Record) -> Table:
-    """What was to be reached, the figure that is nearest to missing it, and where that is."""
+def bars(record: Record, backend: str) -> Table:
+    """What a backend was to reach, the figure that is nearest to missing it, and where that is."""
     lines = []
-    for name, least, figure, rows in _bars(record):
+    for name, least, figure, rows in BARS[backend](record):
         measured = [row for row in rows if row[figure] is not None]
         if not measured:
             lines.append((name, "-", "-", "not measured"))
@@ -76,14 +80,26 @@ def bars(record: Record) -> Table:
         at = [str(worst[key]) for key in ("codec", "case", "tokens") if key in worst]
         if "case" in worst:
             at.append(f"page {worst['page_tokens']}")
+        at += [worst["shape"]] if worst["shape"] != BARRED[1] else []
         met = worst[figure] >= least
         lines.append((name, f"{worst[figure]:g}", ", ".join(at), "met" if met else "missed"))
-    return Table("bars", ("bar", "lowest", "at", "verdict"), tuple(lines))
+    return Table(f"bars of {backend}", ("bar", "lowest", "at", "verdict"), tuple(lines))
 
 
-def _bars(record: Record) -> Iterator[tuple[str, float, str, list[Row]]]:
-    """Name, least value, column, rows that must reach it."""
-    decode: list[Row] = record["decode"]
+Bar = tuple[str, float, str, list[Row]]  # name, least value, column, rows that must reach it
+SHARE, FASTER = "share_of_read", "speed_up"
+
+
+def _rows_of(record: Record, table: str, backend: str) -> list[Row]:
+    return [row for row in with_shapes(record, table) if row["backend"] == backend]
+
+
+def _at_layer(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["shape"] == BARRED[1]]
+
+
+def _triton_bars(record: Record) -> Iterator[Bar]:
+    decode = _at_layer(_rows_of(record, "decode", "triton"))
 
     def rows(keep: Callable[[Row], bool]) -> list[Row]:
         return [row for row in decode if keep(row)]
@@ -91,20 +107,19 @@ def _bars(record: Record) -> Iterator[tuple[str, float, str, list[Row]]]:
     def bf16_at(*cases: str) -> list[Row]:
         return rows(lambda row: row["codec"] == "bf16" and row["case"] in cases)
 
-    long = rows(lambda row: parse_cases(row["case"])[0].tokens >= 4096)
-    packed = [row for row in long if _is_packed(row["codec"], record["shape"])]
-    share, faster = "share_of_read", "speed_up"
-    yield "bf16 ≥ 92% of the read ceiling", 0.92, share, bf16_at("8x32k", "32x8k")
-    yield "bf16 ≥ 85% of the read ceiling", 0.85, share, bf16_at("1x128k", "128x1k")
+    packed = [row for row in decode if _is_packed(row) and _tokens(row) >= 4096]
+    yield "bf16 ≥ 92% of the read ceiling", 0.92, SHARE, bf16_at("8x32k", "32x8k")
+    yield "bf16 ≥ 85% of the read ceiling", 0.85, SHARE, bf16_at("1x128k", "128x1k")
     yield (
         "packed formats faster than bf16, but for iso",
-        *(1.001, faster, [row for row in packed if row["codec"] not in ISO]),
+        *(1.001, FASTER, [row for row in packed if row["codec"] not in ISO]),
     )
-    yield "iso not slower than bf16", 1.0, faster, [r for r in packed if r["codec"] in ISO]
+    yield "iso not slower than bf16", 1.0, FASTER, [r for r in packed if r["codec"] in ISO]
     for names, least in ((("fp8", "fp8_e4m3", "q8_0"), 1.5), (("q4_0",), 1.8)):
         said = f"{', '.join(names)} ≥ {least} × bf16"
-        yield said, least, faster, [row for row in packed if row["codec"] in names]
-    stored = [row for row in record["store"] if row["tokens"] == 16384]
+        yield said, least, FASTER, [row for row in packed if row["codec"] in names]
+    stores = _at_layer(_rows_of(record, "store", "triton"))
+    stored = [row for row in stores if row["tokens"] == 16384]
     yield (
         "store ≥ 2,000 GB/s, but for iso",
         *(2000.0, "gb_per_s", [row for row in stored if row["codec"] not in ISO]),
@@ -112,10 +127,60 @@ def _bars(record: Record) -> Iterator[tuple[str, float, str, list[Row]]]:
     yield "store of iso ≥ 500 GB/s", 500.0, "gb_per_s", [r for r in stored if r["codec"] in ISO]
 
 
-def _is_packed(codec: str, shape: str) -> bool:
-    layer = parse_shape(shape)
+# Formats, shares of the read ceiling at many pages of many requests and of one or short ones, and
+# times as fast as the fastest bf16 at 8x32k.
+CUDA_BARS = (
+    (("fp8",), 0.90, 0.80, 1.8),
+    (("q8_0", "fp8_e4m3"), 0.90, 0.80, 1.75),
+    (("q6_0",), 0.80, 0.70, 2.0),
+    (("nvfp4", "q4_0", "iso4"), 0.80, 0.70, 2.8),
+    (("iso3",), 0.65, 0.55, 3.3),
+)
+
+
+def _cuda_bars(record: Record) -> Iterator[Bar]:
+    everywhere = _rows_of(record, "decode", "cuda")
+    decode = _at_layer(everywhere)
+
+    def rows(names: tuple[str, ...], *cases: str) -> list[Row]:
+        return [row for row in decode if row["codec"] in names and row["case"] in cases]
+
+    for names, wide, long, faster in CUDA_BARS:
+        said = ", ".join(names)
+        for share, cases in ((wide, ("8x32k", "32x8k")), (long, ("1x128k", "128x1k"))):
+            name = f"{said} ≥ {share:.0%} of the read ceiling at {' and '.join(cases)}"
+            yield name, share, SHARE, rows(names, *cases)
+        yield f"{said} ≥ {faster} × bf16 at 8x32k", faster, FASTER, rows(names, "8x32k")
+    slower = {_where(row): row["us"] for row in decode if row["codec"] == "iso4"}
+    beside = [
+        row | {"times": round(slower[_where(row)] / row["us"], 3)}
+        for row in rows(("iso3",), "8x32k", "32x8k", "1x128k", "128x1k")
+        if _where(row) in slower
+    ]
+    yield "iso3 faster than iso4", 1.001, "times", beside
+    packed = [row for row in everywhere if _is_packed(row) and _tokens(row) >= 2048]
+    yield "packed formats not slower than bf16, at every layer", 1.0, FASTER, packed
+
+
+BARS: dict[str, Callable[[Record], Iterator[Bar]]] = {"triton": _triton_bars, "cuda": _cuda_bars}
+
+
+def _where(row: Row) -> tuple[Any, ...]:
+    return row["case"], row["shape"], row["page_tokens"]
+
+
+def _tokens(row: Row) -> int:
+    return parse_cases(row["case"])[0].tokens
+
+
+def _shapes(record: Record) -> list[str]:
+    return record["shapes"] if "shapes" in record else [record["shape"]]
+
+
+def _is_packed(row: Row) -> bool:
+    layer = parse_shape(row["shape"])
     bf16 = 2 * layer.kv_heads * kvq_codecs.get("bf16").spec.row_bytes(layer.dim)
-    return parse_formats(codec)[0].token_bytes(layer) < bf16
+    return parse_formats(row["codec"])[0].token_bytes(layer) < bf16
 
 
 if __name__ == "__main__":

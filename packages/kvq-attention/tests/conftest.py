@@ -14,6 +14,9 @@ import torch
 from kvq_attention import SUPPORT
 
 from . import proofs
+from .backends import gpu, third
+
+__all__ = ["gpu", "third"]  # fixtures of several files
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which is later

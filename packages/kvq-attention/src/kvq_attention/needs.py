@@ -45,6 +45,14 @@ class Need:
             implied.add("value_dim")
         return ["plain", *sorted(implied - {"plain"})]
 
+    def in_words(self, feature: str) -> str:
+        """A feature, with what makes the call need it where codecs or sizes do."""
+        found = {
+            "mixed_codecs": f" (K in {self.k}, V in {self.v})",
+            "value_dim": f" (head_dim {self.k_dim} of K, {self.v_dim} of V)",
+        }
+        return feature + found.get(feature, "")
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

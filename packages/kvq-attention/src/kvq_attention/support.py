@@ -278,7 +278,8 @@ def _gaps(backend: str, need: Need) -> list[str]:
         refusals = [row.refusal(need) for row in rows if row.feature == feature]
         if None not in refusals:
             limit = " or ".join(f"for {why}" for why in dict.fromkeys(refusals)) or feature
-            words = [f"with {feature}" if feature != "plain" else "", limit if refusals else ""]
+            asked_for = f"with {need.in_words(feature)}" if feature != "plain" else ""
+            words = [asked_for, limit if refusals else ""]
             gaps.setdefault(limit, " ".join(["", *filter(None, words)]))
     return list(gaps.values())
 

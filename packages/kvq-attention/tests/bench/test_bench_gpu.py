@@ -49,7 +49,9 @@ torch.cuda.cudart().cudaProfilerStop()
 
 
 def test_figures_of_a_small_run_are_possible() -> None:
-    found = run(plan(codecs="q4_0", cases="8x4k", pages="16", store_tokens="2048", jobs=0))
+    found = run(
+        plan(backend="triton", codecs="q4_0", cases="8x4k", pages="16", store_tokens="2048", jobs=0)
+    )
     assert problems(found) == []
     assert {row["backend"] for row in found["decode"]} == {"triton"}
     assert {row["how"] for row in found["decode"]} == {"graph"}

@@ -40,10 +40,61 @@ def test_quick_keeps_the_first_of_each_list():
 
 def test_the_recorded_command_asks_for_the_same_plan():
     asked = plan(device="cpu", codecs="k=q8_0,v=q4_0,fp8", cases="3x40", pages="32", repeat=7)
-    words = re.findall(r"--([a-z-]+) (\S+)", asked.command)
-    said = {name.replace("-", "_"): value for name, value in words}
-    numbers = {"repeat": int, "budget_seconds": float}
-    assert plan(**{name: numbers.get(name, str)(v) for name, v in said.items()}) == asked
+    assert plan(**given_by(asked.command)) == asked
+
+
+def given_by(command):
+    """What a command line gives to `plan`: an option that is said twice as a list."""
+    said = {}
+    for name, value in re.findall(r"--([a-z-]+) (\S+)", command):
+        said.setdefault(name.replace("-", "_"), []).append(value)
+    kinds = {"backend": list, "repeat": lambda v: int(*v), "budget_seconds": lambda v: float(*v)}
+    return {name: kinds.get(name, lambda v: v[0])(values) for name, values in said.items()}
+
+
+@pytest.fixture
+def everywhere(monkeypatch):
+    """Every backend can run."""
+    monkeypatch.setattr(support, "unavailable", lambda backend, device: None)
+
+
+def test_several_backends_and_layers_are_one_plan(everywhere):
+    shapes, backends = "4/2x128,2/2x128", ["triton", "decode=reference,store=triton"]
+    asked = plan(device="cpu", shape=shapes, backend=backends, codecs="q4_0")
+    assert [shape.name for shape in asked.shapes] == shapes.split(",")
+    assert asked.backends == tuple(backends)
+    assert plan(**given_by(asked.command)) == asked
+    spot = next(asked.spots)
+    assert asked.ways("decode", spot) == {"triton": "triton", "reference": "reference"}
+    assert asked.ways("store", spot) == {"triton": "triton"}
+    assert plan(device="cpu", backend=["auto", "auto"]).backends == ("auto",)
+
+
+def test_auto_beside_the_backend_that_it_takes_is_that_backend(everywhere):
+    asked = plan(device="cpu", backend=["auto", "reference", "triton"])
+    names = {"reference": "auto", "triton": "triton"}
+    assert asked.ways("decode", next(asked.spots)) == names
+
+
+def test_what_one_of_several_backends_does_not_serve_is_left_to_the_others(everywhere):
+    # triton has pages of 16 tokens and none of 8
+    asked = plan(device="cpu", backend=["triton", "reference"], pages="16,8", codecs="bf16")
+    ways = {spot.page_tokens: list(asked.ways("decode", spot)) for spot in asked.spots}
+    assert ways == {16: ["triton", "reference"], 8: ["reference"]}
+    said = asked.not_served()
+    assert [line.split(": ")[0] for line in said] == ["store of bf16", "decode of bf16"]
+    assert "triton lacks decode for page_tokens 8 (has 16, 32, 64, 128)" in said[1]
+    assert plan(device="cpu", backend="reference").not_served() == []
+    with pytest.raises(UnsupportedError, match="triton lacks store for page_tokens 8 "):
+        plan(device="cpu", backend=["triton", "reference"], pages="8")
+    with pytest.raises(UnsupportedError, match=r"^cuda lacks store; backends that can"):
+        plan(device="cpu", backend=["triton", "cuda"])
+    with pytest.raises(UnsupportedError, match=r"^triton lacks store for page_tokens 8 .*: refe"):
+        plan(
+            device="cpu",
+            backend=["triton", "store=triton,decode=reference"],
+            pages="16,8",
+        )
 
 
 def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
@@ -80,7 +131,7 @@ def test_a_backend_that_does_not_serve_the_plan_is_refused_with_what_it_lacks(mo
     monkeypatch.setattr(support, "unavailable", lambda backend, device: None)
     with pytest.raises(UnsupportedError, match=r"triton lacks store and decode for page_tokens 8 "):
         plan(device="cpu", backend="triton", pages="16,8")
-    assert plan(device="cpu", backend="triton", pages="16,32").backend == "triton"
+    assert plan(device="cpu", backend="triton", pages="16,32").backends == ("triton",)
     assert plan(device="cpu", pages="16,8").page_tokens == (16, 8)
     reasons = {"cuda": "no GPU", "triton": "no interpreter", "reference": None}
     monkeypatch.setattr(support, "unavailable", lambda backend, device: reasons[backend])

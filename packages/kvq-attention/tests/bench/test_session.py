@@ -59,10 +59,10 @@ def test_two_records_have_their_keys_in_one_order(quick, record):
 def test_a_kernel_that_fails_costs_no_other_figure(quick, monkeypatch):
     real = session.decode_row
 
-    def decode_row(a_plan, case, page_tokens, formats, ceilings):
-        if formats.name == "q8_0":
+    def decode_row(a_plan, case, spot, told, ceilings):
+        if spot.formats.name == "q8_0":
             raise RuntimeError("out of resource: shared memory\nat length")
-        return real(a_plan, case, page_tokens, formats, ceilings)
+        return real(a_plan, case, spot, told, ceilings)
 
     monkeypatch.setattr(session, "decode_row", decode_row)
     found = run(quick)
@@ -114,3 +114,51 @@ def test_the_backend_of_a_row_is_the_one_whose_kernels_ran():
     assert problems(found) == []
     rows = [row for table in ("decode", "store", "copy") for row in found[table]]
     assert [row["backend"] for row in rows] == ["triton"] * 6
+
+
+@interpreted
+@ieee
+def test_backends_and_layers_are_measured_beside_each_other():
+    several = plan(
+        device="cpu", backend=["triton", "reference"], shape="2/1x64,1/1x64,2/2x64", repeat=1,
+        codecs="q4_0", cases="1x17,2x16", store_tokens="3", copy_tokens="16",
+    )  # fmt: skip
+    found = run(several)
+    assert problems(found) == found["left_out"] == found["not_served"] == []
+    points = [(row["shape"], row["case"], row["codec"], row["backend"]) for row in found["decode"]]
+    assert points == [
+        (shape, case, codec, backend)
+        for shape in ("2/1x64", "1/1x64", "2/2x64")
+        for case in ("1x17", "2x16")
+        for codec in ("bf16", "q4_0")
+        for backend in ("triton", "reference")
+    ]
+    # caches of layers that differ in query heads are alike
+    for table in ("store", "copy"):
+        assert [(row["shape"], row["backend"]) for row in found[table][:4:2]] == [
+            ("2/1x64", "triton"),
+            ("2/1x64", "triton"),
+        ]
+        assert {row["shape"] for row in found[table]} == {"2/1x64", "2/2x64"}
+    assert found["shapes"] == ["2/1x64", "1/1x64", "2/2x64"] and found["schema"] == 2
+    assert found["plot"]["label"] == "{codec}, {backend}"
+    names = [task.name for task in session.tasks(several)]
+    assert names[0] == "decode 1x17, page 16, bf16, 2/1x64, triton"
+    assert len(set(names)) == len(names)
+
+
+def test_speed_ups_are_over_the_fastest_bf16_whatever_ran_it():
+    def row(codec, backend, us, **other):
+        at = {"case": "1x4k", "shape": "32/8x128", "page_tokens": 16} | other
+        return {"codec": codec, "backend": backend, "us": us, **at}
+
+    rows = [
+        row("bf16", "triton", 20.0),
+        row("bf16", "cuda", 16.0),
+        row("q4_0", "triton", 10.0),
+        row("q4_0", "cuda", 8.0),
+        row("q4_0", "cuda", 8.0, shape="8/8x128"),
+        row("q4_0", "cuda", 8.0, page_tokens=64),
+    ]
+    session.compare_with_bf16(rows)
+    assert [each["speed_up"] for each in rows] == [0.8, 1.0, 1.6, 2.0, None, None]

@@ -27,5 +27,6 @@ def test_rows_of_bf16_with_other_queries(
 @each_place(CUDAS)
 def test_keys_and_values_of_two_head_dims(place: Place) -> None:
     scene = place.scene("q8_0", **{**SIZES, "v_dim": 64})
-    with pytest.raises(AttentionError, match=r"128 .* 64|head_dim"):
+    # what the launcher says, which the emulator is called through, and what the table does
+    with pytest.raises(AttentionError, match=r"head_dim.* 128 .*64.*triton"):
         place.attend(scene)

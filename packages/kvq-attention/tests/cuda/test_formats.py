@@ -51,23 +51,66 @@ extern "C" GLOBAL void unpacked(u32* out, const u32* words, const u32* seconds, 
 }
 """
 
+TABLED_KERNELS = ("facts", "unpacked", "sizes", "looked_up")
+TABLED_TEXT = """
+extern "C" GLOBAL void sizes(int* out) {
+  out[0] = T::TABLE_BYTES;
+  out[1] = T::NEIGHBOURS;
+}
+
+// Keys' pairs, then values'.
+extern "C" GLOBAL void looked_up(u32* out, const u32* words, const u32* seconds, int count) {
+  T::fill_table(shared_memory(), lane() + 32 * warp(), THREADS);
+  sync_block();
+  for (int i = THREADS * block() + lane() + 32 * warp(); i < count; i += THREADS * blocks()) {
+    u32 pairs[2][T::SPLIT];
+    T::unpack_key(words[i], seconds[i], shared_memory(), pairs[0]);
+    T::unpack_value(words[i], seconds[i], shared_memory(), pairs[1]);
+#pragma unroll
+    for (int j = 0; j < 2 * T::SPLIT; j++) {
+      out[2 * T::SPLIT * i + j] = pairs[j / T::SPLIT][j % T::SPLIT];
+    }
+  }
+}
+"""
+THREADS = 64  # of a block that fills a table
+
 each_codec = pytest.mark.parametrize("codec", formats.TYPES)
 
 
 def text(codec: str) -> str:
     format = formats.get(codec)
-    return f'#include "primitives.cuh"\n#include "{format.header}"\nusing F = {format.type};{TEXT}'
+    return f'#include "primitives.cuh"\n#include "{format.header}"\n{kernels(codec)}'
+
+
+def kernels(codec: str) -> str:
+    format = formats.get(codec)
+    plain = f"using F = {format.type};{TEXT}"
+    if format.tabled is None:
+        return plain
+    return f"{plain}\nusing T = {format.tabled};\nconstexpr int THREADS = {THREADS};{TABLED_TEXT}"
+
+
+def names(codec: str) -> tuple[str, ...]:
+    return TABLED_KERNELS if codec in formats.TABLED else KERNELS
 
 
 @functools.cache
 def program(codec: str, arch: int) -> Program:
-    return build(text(codec), KERNELS, arch=arch)
+    return build(text(codec), names(codec), arch=arch)
 
 
 def facts(codec: str, arch: int = 90) -> list[float]:
     out = np.full(7, np.nan, np.float32)
     program(codec, arch).launch("facts", grid=1, threads=32, args=[out])
     return list(map(float, out))
+
+
+def sizes(codec: str) -> tuple[int, int]:
+    """Bytes of a codec's table, and whether its keys' pairs are neighbours."""
+    out = np.full(2, -1, np.int32)
+    program(codec, 90).launch("sizes", grid=1, threads=32, args=[out])
+    return int(out[0]), int(out[1])
 
 
 def test_the_constants_are_those_of_the_oracle() -> None:
@@ -163,11 +206,33 @@ def test_every_unit_reads_as_the_oracle_does(codec: str, arch: int) -> None:
         np.testing.assert_array_equal(high, wanted[other])
 
 
+@needs_compiler
+@pytest.mark.parametrize("codec", formats.TABLED)
+def test_tables_give_what_every_unit_reads_as(codec: str) -> None:
+    """By all lanes; keys' pairs are neighbours of one unit, values' of both units."""
+    factor = facts(codec)[6]
+    table_bytes, neighbours = sizes(codec)
+    assert neighbours
+    for units, seconds in cases(codec):
+        other = np.random.default_rng(int(seconds[0])).permutation(units.size)
+        words, pair = units | units[other] << 16, seconds | seconds[other] << 16
+        low = expected(codec, units, seconds, factor)
+        high = low[other]
+        out = np.zeros((units.size, 2, low.shape[1]), np.uint32)
+        args = [out, words, pair, words.size]
+        program(codec, 90).launch(
+            "looked_up", grid=1, threads=THREADS, shared_bytes=table_bytes, args=args
+        )
+        pairs = out.view(np.uint16).reshape(units.size, 2, -1)
+        np.testing.assert_array_equal(pairs[:, 0], np.concatenate([low, high], axis=1))
+        np.testing.assert_array_equal(pairs[:, 1, 0::2], low)
+        np.testing.assert_array_equal(pairs[:, 1, 1::2], high)
+
+
 @each_codec
 @pytest.mark.parametrize("arch", ARCHS)
 def test_headers_compile(codec: str, arch: int) -> None:
-    format = formats.get(codec)
-    whole = f"{source(format.header, {})}using F = {format.type};{TEXT}"
+    whole = f"{source(formats.get(codec).header, {})}{kernels(codec)}"
     found = resources(compile(whole, arch))
-    assert found.keys() == set(KERNELS)
+    assert found.keys() == set(names(codec))
     assert not [kernel for kernel in found.values() if kernel.stack_bytes]

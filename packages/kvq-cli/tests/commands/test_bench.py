@@ -55,6 +55,25 @@ def test_it_measures_what_it_is_told(tmp_path):
     assert [row["pages"] for row in found["copy"]] == [2, 2]
 
 
+def test_several_layers_and_backends_are_measured_beside_each_other(tmp_path):
+    record = tmp_path / "record.json"
+    done = bench(
+        *("--device", "cpu", "--codecs", "q4_0", "--cases", "1x9", "--repeat", "1"),
+        *("--shape", "4/2x64,2/2x64", "--store-tokens", "3", "--copy-tokens", "16"),
+        *("--backend", "auto", "--backend", "decode=reference", "--json", str(record)),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(record.read_text())
+    points = [(row["shape"], row["codec"], row["backend"]) for row in found["decode"]]
+    assert points == [
+        (shape, codec, "reference")  # which auto takes on a CPU: one measurement
+        for shape in ("4/2x64", "2/2x64")
+        for codec in ("bf16", "q4_0")
+    ]
+    assert "--backend auto --backend decode=reference" in found["command"]
+    assert "decode 1x9, page 16, 2/2x64, reference" in done.stdout
+
+
 def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     done = bench("--quick")
@@ -88,7 +107,7 @@ def test_a_wrong_output_ends_it_with_its_name(monkeypatch):
     monkeypatch.setattr(attention_bench, "run", run)
     done = bench(*TINY)
     assert done.exit_code == 4
-    assert "1x20, page 16, q8_0: the error 5.0e-01" in done.stderr
+    assert "1x20, page 16, 4/2x128, q8_0 on reference: the error 5.0e-01" in done.stderr
 
 
 def test_what_the_budget_leaves_out_is_named():

@@ -19,6 +19,7 @@ def main() -> int:
     """Measure, print tables, record; 2 = refused, 4 = something failed or is wrong."""
     given = vars(_parser().parse_args())
     path: Path | None = given.pop("json")
+    given["backend"] = given["backend"] or support.AUTO
 
     def keep(record: Record) -> None:
         if path is not None:
@@ -46,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     backends = "|".join((support.AUTO, *support.BACKENDS, "OP=BACKEND,…"))
     # option → what its value is, and what it is for; defaults are those of a GPU
     lists = {
-        "shape": ("HEADS/KV_HEADSxHEAD_DIM", "the layer", usual.shape),
+        "shape": ("HEADS/KV_HEADSxHEAD_DIM,…", "layers, the most important first", usual.shape),
         "codecs": ("CODEC,…", "formats beside bf16, k=CODEC,v=CODEC among them", "every codec"),
         "cases": ("BATCHxCONTEXT,…", "decode steps, the most important first", usual.cases),
         "pages": ("TOKENS,…", "tokens a page", usual.pages),
@@ -63,7 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--device", choices=DEVICES, default="cuda", help="cpu: tiny shapes, to try the command")
-    add("--backend", metavar=backends, default=support.AUTO, help="what runs the ops")
+    add(
+        "--backend", action="append", metavar=backends,
+        help="what runs the ops; given several times, each is measured (default: auto)",
+    )  # fmt: skip
     for name, (value, meaning, default) in lists.items():
         add(f"--{name}", metavar=value, help=f"{meaning} (default: {default})")
     for name, (value, meaning, count) in numbers.items():

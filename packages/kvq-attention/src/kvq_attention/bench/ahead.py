@@ -1,6 +1,6 @@
 """Kernels compiled by several processes before anything is timed: compiling keeps one core busy.
 
-Triton keeps what it compiled on disk, where the measuring process finds it.
+Triton and CuPy keep what they compiled on disk, where the measuring process finds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 import torch
 
 from kvq_attention import Batch, Table, ops
-from kvq_attention.bench.cases import Case, Formats
+from kvq_attention.bench.cases import Case, Spot
 from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
 from kvq_attention.bench.plan import Plan
 
@@ -26,29 +26,25 @@ def compile_ahead(plan: Plan, jobs: int) -> None:
     """
     spawn = multiprocessing.get_context("spawn")  # a fork would inherit the device's state
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
-        asked = [
-            workers.submit(run_once, plan, formats, page_tokens)
-            for page_tokens in plan.page_tokens
-            for formats in plan.formats
-        ]
+        asked = [workers.submit(run_once, plan, spot) for spot in plan.spots]
         for each in asked:
             each.exception()
 
 
-def run_once(plan: Plan, formats: Formats, page_tokens: int) -> None:
-    """One store, one decode a case, one copy."""
-    random = torch.Generator(plan.device).manual_seed(0)
-    pool = empty_pool(formats, plan.shape, PAGES, page_tokens, plan.device)
-    fill(pool, plan.shape, plan.backend_of("store"), random)
-    for case in plan.cases:
-        q = random_rows(case.batch, plan.shape, plan.shape.heads, random)
-        ops.decode(
-            *(q, pool.k, pool.v, _first_page_only(case, pool), TIER),
-            scale=plan.shape.dim**-0.5,
-            backend=plan.backend_of("decode"),
-        )
+def run_once(plan: Plan, spot: Spot) -> None:
+    """On every backend: a store, a decode a case, a copy."""
+    random, shape = torch.Generator(plan.device).manual_seed(0), spot.shape
+    pool = empty_pool(spot.formats, shape, PAGES, spot.page_tokens, plan.device)
+    for told in plan.ways("store", spot).values():
+        fill(pool, shape, told, random)
+    for told in plan.ways("decode", spot).values():
+        for case in plan.cases:
+            q = random_rows(case.batch, shape, shape.heads, random)
+            batch = _first_page_only(case, pool)
+            ops.decode(q, pool.k, pool.v, batch, TIER, scale=shape.dim**-0.5, backend=told)
     sources, targets = torch.arange(PAGES, device=plan.device).view(2, -1)
-    ops.copy_pages((pool.k, pool.v), sources, targets, backend=plan.backend_of("copy_pages"))
+    for told in plan.ways("copy_pages", spot).values():
+        ops.copy_pages((pool.k, pool.v), sources, targets, backend=told)
 
 
 def _first_page_only(case: Case, pool: Pool) -> Batch:

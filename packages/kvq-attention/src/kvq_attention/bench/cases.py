@@ -62,6 +62,15 @@ class Formats:
         return shape.kv_heads * sum(rows)
 
 
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where ops are measured: a layer whose cache has these formats in pages of so many tokens."""
+
+    shape: Shape
+    page_tokens: int
+    formats: Formats
+
+
 def parse_cases(text: str) -> tuple[Case, ...]:
     """BATCHxCONTEXT, separated by commas; a context may end in k (1,024 tokens)."""
     cases = []
@@ -84,6 +93,11 @@ def parse_shape(text: str) -> Shape:
             "multiple of KV_HEADS"
         )
     return Shape(int(found[1]), int(found[2]), int(found[3]))
+
+
+def parse_shapes(text: str) -> tuple[Shape, ...]:
+    """HEADS/KV_HEADSxHEAD_DIM, separated by commas."""
+    return tuple(dict.fromkeys(map(parse_shape, _parts(text, "shape"))))
 
 
 def parse_formats(text: str) -> tuple[Formats, ...]:

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvq_attention import Batch, ops
-from kvq_attention.bench.cases import Case, Formats
+from kvq_attention.bench.cases import Case, Spot
 from kvq_attention.bench.checks import decode_error
 from kvq_attention.bench.data import TIER, Pool, batches, calls_for, empty_pool, fill, random_rows
 from kvq_attention.bench.plan import BASELINE, Plan
@@ -28,7 +28,7 @@ class _Steps:
     outs : step → [B, Hq, D], of the last time that it ran
     """
 
-    plan: Plan
+    spot: Spot
     case: Case
     pool: Pool
     batches: list[Batch]
@@ -36,14 +36,14 @@ class _Steps:
     outs: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, plan: Plan, case: Case, page_tokens: int, formats: Formats, count: int) -> _Steps:
-        random = torch.Generator(plan.device).manual_seed(0)
-        steps = batches(case, page_tokens, count, random)
+    def make(cls, plan: Plan, case: Case, spot: Spot, count: int) -> _Steps:
+        random, shape = torch.Generator(plan.device).manual_seed(0), spot.shape
+        steps = batches(case, spot.page_tokens, count, random)
         pages = sum(batch.table(TIER).page_table.numel() for batch in steps)
-        pool = empty_pool(formats, plan.shape, pages, page_tokens, plan.device)
-        fill(pool, plan.shape, plan.backend_of("store"), random)
-        q = random_rows(case.batch, plan.shape, plan.shape.heads, random)
-        return cls(plan, case, pool, steps, q)
+        pool = empty_pool(spot.formats, shape, pages, spot.page_tokens, plan.device)
+        fill(pool, shape, plan.store_told(spot), random)
+        q = random_rows(case.batch, shape, shape.heads, random)
+        return cls(spot, case, pool, steps, q)
 
     def calls(self, step: Callable[[int], torch.Tensor]) -> list[Callable[[], None]]:
         """One call a step, that keeps what `step` returns."""
@@ -57,32 +57,34 @@ class _Steps:
         """The largest of the first and the last step; None if an output is not finite."""
         errors = [
             decode_error(
-                self.q, self.outs[i], self.pool, self.batches[i], self.case, self.plan.shape
+                self.q, self.outs[i], self.pool, self.batches[i], self.case, self.spot.shape
             )
             for i in {0, len(self.batches) - 1}
         ]
         return significant(max(errors)) if max(errors) < torch.inf else None
 
 
-def decode_row(
-    plan: Plan, case: Case, page_tokens: int, formats: Formats, ceilings: Ceilings
-) -> Row:
-    """One format at one case: time, GB/s as stored, error."""
-    call_bytes = case.tokens * formats.token_bytes(plan.shape)
-    steps = _Steps.make(plan, case, page_tokens, formats, calls_for(call_bytes, plan.device))
+def decode_row(plan: Plan, case: Case, spot: Spot, told: str, ceilings: Ceilings) -> Row:
+    """One format on one backend at one case: time, GB/s as stored, error.
+
+    told : "auto" or the backend's name
+    """
+    call_bytes = case.tokens * spot.formats.token_bytes(spot.shape)
+    steps = _Steps.make(plan, case, spot, calls_for(call_bytes, plan.device))
 
     def step(index: int) -> torch.Tensor:
         return ops.decode(
             *(steps.q, steps.pool.k, steps.pool.v, steps.batches[index], TIER),
-            scale=plan.shape.dim**-0.5,
-            backend=plan.backend_of("decode"),
+            scale=spot.shape.dim**-0.5,
+            backend=told,
         )
 
     backend, timing = run_and_time("decode", steps.calls(step), plan.device, plan.repeat)
     return {
         "case": case.name,
-        "page_tokens": page_tokens,
-        "codec": formats.name,
+        "shape": spot.shape.name,
+        "page_tokens": spot.page_tokens,
+        "codec": spot.formats.name,
         "backend": backend,
         **timed(timing),
         **moved(timing, call_bytes, ceilings.read, "read"),
@@ -92,9 +94,10 @@ def decode_row(
 
 def sdpa_row(plan: Plan, case: Case, ceilings: Ceilings) -> Row:
     """torch's flash attention over bf16 keys and values that lie in one piece, not in pages."""
-    call_bytes = case.tokens * BASELINE.token_bytes(plan.shape)
+    spot = Spot(plan.shapes[0], min(plan.page_tokens), BASELINE)
+    call_bytes = case.tokens * BASELINE.token_bytes(spot.shape)
     count = calls_for(2 * call_bytes, plan.device)  # the pages, and the same rows once more
-    steps = _Steps.make(plan, case, min(plan.page_tokens), BASELINE, count)
+    steps = _Steps.make(plan, case, spot, count)
     rows = [
         [
             _in_one_piece(cache.planes["values"], batch)[:, :, : case.context]
@@ -115,6 +118,7 @@ def sdpa_row(plan: Plan, case: Case, ceilings: Ceilings) -> Row:
         timing = time_calls(calls, plan.device, plan.repeat, graph=True)
     return {
         "case": case.name,
+        "shape": spot.shape.name,
         "peer": "torch flash SDPA over contiguous bf16",
         **timed(timing),
         **moved(timing, call_bytes, ceilings.read, "read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +14,14 @@ from kvq_attention.bench.cases import (
     Case,
     Formats,
     Shape,
+    Spot,
     parse_cases,
     parse_counts,
     parse_formats,
-    parse_shape,
+    parse_shapes,
 )
 from kvq_attention.errors import AttentionError, UnsupportedError
+from kvq_attention.needs import Need
 from kvq_attention.trial import Layer
 
 BASELINE = Formats("bf16", "bf16")
@@ -34,8 +37,8 @@ class Plan:
     Attributes
     ----------
     device : torch device type
-    backend : "auto", a name or OP=NAME,…
-    shape : heads and head_dim of every case
+    backends : "auto", a name or OP=NAME,… each; what one alone does not serve is left to the others
+    shapes : heads and head_dim of the layers; the first is measured first
     formats : those of the cache; the first is `BASELINE`
     cases, page_tokens : decode, each case at each page size; the most important first
     store_tokens, copy_tokens : tokens of a store, and of the pages of a `copy_pages`
@@ -45,8 +48,8 @@ class Plan:
     """
 
     device: str
-    backend: str
-    shape: Shape
+    backends: tuple[str, ...]
+    shapes: tuple[Shape, ...]
     formats: tuple[Formats, ...]
     cases: tuple[Case, ...]
     page_tokens: tuple[int, ...]
@@ -56,17 +59,57 @@ class Plan:
     budget_seconds: float
     jobs: int
 
-    def backend_of(self, op: str) -> str:
-        """What an op is told: "auto" or a name."""
-        return support.asked(self.backend, selfcheck.TRIED)[op]
+    def told(self, op: str) -> tuple[str, ...]:
+        """What an op is told in turn: "auto" or a name."""
+        found = (support.asked(backend, selfcheck.TRIED)[op] for backend in self.backends)
+        return tuple(dict.fromkeys(found))
+
+    def ways(self, op: str, spot: Spot) -> dict[str, str]:
+        """Backend → what the op is told to have it there; what none serves has none."""
+        found: dict[str, str] = {}
+        for told in self.told(op):
+            try:
+                found.setdefault(support.pick(told, self.needs(op, spot)), told)
+            except UnsupportedError:
+                continue
+        return found
+
+    def store_told(self, spot: Spot) -> str:
+        """What `store` is told to fill a pool."""
+        return next(iter(self.ways("store", spot).values()))
+
+    def needs(self, op: str, spot: Spot) -> list[Need]:
+        """What the calls of an op need."""
+        shape = spot.shape
+        layer = Layer(shape.heads, shape.kv_heads, shape.dim, spot.page_tokens)
+        pair = (spot.formats.k, spot.formats.v)
+        return selfcheck.needs(op, pair, layer, self.device, torch.bfloat16)
+
+    @property
+    def spots(self) -> Iterator[Spot]:
+        """Layers, then page sizes, then formats."""
+        for shape in self.shapes:
+            for page_tokens in self.page_tokens:
+                for formats in self.formats:
+                    yield Spot(shape, page_tokens, formats)
+
+    def not_served(self) -> list[str]:
+        """What a backend is not measured at because it cannot, a line each, and why."""
+        found: dict[str, None] = {}
+        for op in selfcheck.TRIED:
+            for told in self.told(op):
+                for spot in self.spots:
+                    reason = _refusal(told, self.needs(op, spot))
+                    if reason is not None:
+                        found[f"{op} of {spot.formats.name}: {reason}"] = None
+        return list(found)
 
     @property
     def command(self) -> str:
         """A command line that measures the same."""
         listed = {
             "device": self.device,
-            "backend": self.backend,
-            "shape": self.shape.name,
+            "shape": ",".join(shape.name for shape in self.shapes),
             "codecs": ",".join(f.name for f in self.formats),
             "cases": ",".join(case.name for case in self.cases),
             "pages": ",".join(map(str, self.page_tokens)),
@@ -75,8 +118,9 @@ class Plan:
             "repeat": self.repeat,
             "budget-seconds": f"{self.budget_seconds:g}",
         }
-        said = " ".join(f"--{name} {value}" for name, value in listed.items())
-        return f"kvq bench attention {said}"
+        said = [f"--{name} {value}" for name, value in listed.items()]
+        said[1:1] = [f"--backend {backend}" for backend in self.backends]
+        return f"kvq bench attention {' '.join(said)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +162,7 @@ _QUICK_CODECS = ("bf16", "q8_0", "q4_0")
 def plan(
     *,
     device: str = "cuda",
-    backend: str = support.AUTO,
+    backend: str | Sequence[str] = support.AUTO,
     shape: str | None = None,
     codecs: str | None = None,
     cases: str | None = None,
@@ -132,8 +176,9 @@ def plan(
 ) -> Plan:
     """A checked plan from what a command line says; None = as usual on the device.
 
-    Every codec that stores the head_dim and one pair of two codecs, unless `codecs` names some;
-    bf16 is always among them. `quick` keeps the first case and page size and three codecs.
+    Several backends are measured beside each other, each at what it serves. Every codec that
+    stores the head_dims and one pair of two codecs, unless `codecs` names some; bf16 is always
+    among them. `quick` keeps the first case and page size and three codecs.
     Raises `AttentionError`, or what kvq_codecs raises for a codec.
     """
     if device not in DEVICES:
@@ -144,15 +189,17 @@ def plan(
             f"{torch.__version__} finds none here; --device cpu runs tiny shapes, which try the "
             "command and measure no kernel"
         )
-    support.asked(backend, selfcheck.TRIED)  # refuses what it does not know
+    backends = tuple(dict.fromkeys([backend] if isinstance(backend, str) else backend))
+    for each in backends or ("",):
+        support.asked(each, selfcheck.TRIED)  # refuses what it does not know
     usual = DEFAULTS[device]
-    layer = parse_shape(shape or usual.shape)
+    layers = parse_shapes(shape or usual.shape)
     few = 1 if quick else None
     chosen = Plan(
         device,
-        backend,
-        layer,
-        _formats(codecs, layer, quick),
+        backends,
+        layers,
+        _formats(codecs, layers, quick),
         parse_cases(cases) if cases else parse_cases(usual.cases)[:few],
         parse_counts(pages, "pages") if pages else parse_counts(usual.pages, "pages")[:few],
         parse_counts(store_tokens or usual.store_tokens, "store tokens")[:few],
@@ -173,29 +220,46 @@ def plan(
 
 def _check_served(plan: Plan) -> None:
     """Refuse what would fail in every measurement, once and before the first."""
-    shape = plan.shape
-    layers = [Layer(shape.heads, shape.kv_heads, shape.dim, size) for size in plan.page_tokens]
-    needs = {
-        op: [
-            need
-            for layer in layers
-            for pair in plan.formats
-            for need in selfcheck.needs(op, (pair.k, pair.v), layer, plan.device, torch.bfloat16)
-        ]
-        for op in selfcheck.TRIED
-    }
-    support.pick_each(plan.backend, needs)
+    needs = {op: {spot: plan.needs(op, spot) for spot in plan.spots} for op in selfcheck.TRIED}
+    whole = {op: [need for own in spots.values() for need in own] for op, spots in needs.items()}
+    if len(plan.backends) == 1:
+        support.pick_each(plan.backends[0], whole)
+        return
+    for backend in plan.backends:
+        for op, told in support.asked(backend, selfcheck.TRIED).items():
+            if op in needs and all(_refusal(told, own) for own in needs[op].values()):
+                support.pick(told, whole[op])
+    for op, spots in needs.items():
+        for own in spots.values():
+            reasons = [_refusal(told, own) for told in plan.told(op)]
+            if None not in reasons:
+                raise UnsupportedError("; ".join(dict.fromkeys(filter(None, reasons))))
 
 
-def _formats(codecs: str | None, shape: Shape, quick: bool) -> tuple[Formats, ...]:
+def _refusal(told: str, needs: Iterable[Need]) -> str | None:
+    """Why what an op is told does not serve these calls; None where it does."""
+    try:
+        support.pick(told, needs)
+    except UnsupportedError as error:
+        return str(error)
+    return None
+
+
+def _formats(codecs: str | None, shapes: tuple[Shape, ...], quick: bool) -> tuple[Formats, ...]:
     if codecs:
         wanted = parse_formats(codecs)
     else:
         names = _QUICK_CODECS if quick else kvq_codecs.names()
-        fitting = [n for n in names if shape.dim % kvq_codecs.get(n).spec.divisor == 0]
+        fitting = [name for name in names if _fits(name, shapes)]
         wanted = tuple(Formats(name, name) for name in fitting)
         if not quick and {MIXED.k, MIXED.v} <= set(fitting):
             wanted += (MIXED,)
     for formats in wanted:
-        formats.token_bytes(shape)  # refuses a head_dim that a codec does not store
+        for shape in shapes:
+            formats.token_bytes(shape)  # refuses a head_dim that a codec does not store
     return tuple(dict.fromkeys((BASELINE, *wanted)))
+
+
+def _fits(codec: str, shapes: tuple[Shape, ...]) -> bool:
+    divisor = kvq_codecs.get(codec).spec.divisor
+    return all(shape.dim % divisor == 0 for shape in shapes)

@@ -37,22 +37,29 @@ class Table:
 
 def tables(record: Record) -> list[Table]:
     """Ceilings, decode, peers, store, copies: one for each size; a line for each format."""
-    layer = record["shape"]
+    rows = {key: with_shapes(record, key) for key in ("decode", "peers", "store", "copy")}
+    copied = "copy_pages of {pages} pages of {page_tokens}, {shape}"
     return [
         _ceilings(record),
-        *_by_codec(record["decode"], f"decode {{case}}, page {{page_tokens}}, {layer}", _DECODE),
-        *_grouped(record["peers"], "peers over the rows of {case}", "peer", _DECODE),
-        *_by_codec(record["store"], "store of {tokens} tokens", _MOVED),
-        *_by_codec(record["copy"], "copy_pages of {pages} pages of {page_tokens}", _MOVED),
+        *_by_codec(rows["decode"], "decode {case}, page {page_tokens}, {shape}", _DECODE),
+        *_grouped(rows["peers"], "peers over the rows of {case}, {shape}", "peer", _DECODE),
+        *_by_codec(rows["store"], "store of {tokens} tokens, {shape}", _MOVED),
+        *_by_codec(rows["copy"], copied, _MOVED),
     ]
+
+
+def with_shapes(record: Record, key: str) -> list[Row]:
+    """Rows that name their shape, which records of schema 1 named once for all."""
+    only = {"shape": record["shape"]} if "shape" in record else {}
+    return [only | row for row in record[key]]
 
 
 def problems(record: Record) -> list[str]:
     """What came out wrong or could not be measured."""
     found = [
-        f"{row['case']}, page {row['page_tokens']}, {row['codec']}: the error "
-        f"{_error(row['error'])} is above {MAX_DECODE_ERROR:g}"
-        for row in record["decode"]
+        f"{row['case']}, page {row['page_tokens']}, {row['shape']}, {row['codec']} on "
+        f"{row['backend']}: the error {_error(row['error'])} is above {MAX_DECODE_ERROR:g}"
+        for row in with_shapes(record, "decode")
         if row["error"] is None or row["error"] > MAX_DECODE_ERROR
     ]
     for table, what in (("store", "stored"), ("copy", "copied")):
@@ -65,9 +72,12 @@ def problems(record: Record) -> list[str]:
 
 
 def notes(record: Record) -> list[str]:
-    """What the budget left out, a line each; and that this was everything."""
-    found = [f"not measured: {name}" for name in record["left_out"]]
-    if found and not any(record[key] for key in ("decode", "peers", "store", "copy", "failed")):
+    """What no figure is of, a line each: not served, or left out by the budget, maybe all."""
+    found = [f"not served: {what}" for what in record.get("not_served", ())]
+    found += [f"not measured: {name}" for name in record["left_out"]]
+    if record["left_out"] and not any(
+        record[key] for key in ("decode", "peers", "store", "copy", "failed")
+    ):
         found.append("nothing was measured: --budget-seconds was over before the first measurement")
     return found
 

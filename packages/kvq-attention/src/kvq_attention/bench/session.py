@@ -13,6 +13,7 @@ import torch
 
 from kvq_attention.bench import machine
 from kvq_attention.bench.ahead import compile_ahead
+from kvq_attention.bench.cases import Case, Shape, Spot
 from kvq_attention.bench.ceilings import measure_ceilings
 from kvq_attention.bench.decode import decode_row, sdpa_row
 from kvq_attention.bench.plan import BASELINE, Plan
@@ -21,6 +22,7 @@ from kvq_attention.bench.store import copy_row, store_row
 
 Record = dict[str, Any]
 
+SCHEMA = 2  # rows name their shape; 1 had one shape, named once
 SDPA_CASES = 2  # of the plan's first
 WHAT = (
     "microseconds of one call, the median of timed repetitions of a group of calls on inputs of "
@@ -41,33 +43,55 @@ class Task:
 
 def tasks(plan: Plan) -> Iterator[Task]:
     """The measurements, the most telling first: a budget may cut the rest off."""
+    first, *others = plan.shapes
 
-    def decodes(begin: int, end: int | None) -> Iterator[Task]:
-        for case in plan.cases[begin:end]:
-            for page_tokens in plan.page_tokens:
-                for formats in plan.formats:
-                    name = f"decode {case.name}, page {page_tokens}, {formats.name}"
-                    yield Task(
-                        "decode", name, partial(decode_row, plan, case, page_tokens, formats)
-                    )
+    def decodes(shape: Shape, cases: tuple[Case, ...]) -> Iterator[Task]:
+        for case in cases:
+            for spot in (spot for spot in plan.spots if spot.shape == shape):
+                what = f"decode {case.name}, page {spot.page_tokens}"
+                yield from _on_each(plan, "decode", what, spot, partial(decode_row, plan, case))
 
-    def stores(begin: int, end: int | None) -> Iterator[Task]:
-        for tokens in plan.store_tokens[begin:end]:
-            for formats in plan.formats:
-                name = f"store {tokens} tokens, {formats.name}"
-                yield Task("store", name, partial(store_row, plan, tokens, formats))
+    def stores(counts: tuple[int, ...]) -> Iterator[Task]:
+        for tokens in counts:
+            for spot in _caches(plan):
+                what = f"store {tokens} tokens"
+                yield from _on_each(plan, "store", what, spot, partial(store_row, plan, tokens))
 
-    yield from decodes(0, 1)
-    yield from stores(0, 1)
-    yield from decodes(1, None)
+    yield from decodes(first, plan.cases[:1])
+    yield from stores(plan.store_tokens[:1])
+    yield from decodes(first, plan.cases[1:])
     if plan.device == "cuda":
         for case in plan.cases[:SDPA_CASES]:
             yield Task("peers", f"torch SDPA {case.name}", partial(sdpa_row, plan, case))
-    yield from stores(1, None)
+    for shape in others:
+        yield from decodes(shape, plan.cases)
+    yield from stores(plan.store_tokens[1:])
     for tokens in plan.copy_tokens:
+        for spot in _caches(plan):
+            what = f"copy pages of {tokens} tokens"
+            yield from _on_each(plan, "copy_pages", what, spot, partial(copy_row, plan, tokens))
+
+
+def _on_each(
+    plan: Plan, op: str, what: str, spot: Spot, work: Callable[[Spot, str, Ceilings], Row]
+) -> Iterator[Task]:
+    """A measurement on every backend that serves it."""
+    table = "copy" if op == "copy_pages" else op
+    for backend, told in plan.ways(op, spot).items():
+        said = [what, spot.formats.name]
+        said += [spot.shape.name] if len(plan.shapes) > 1 else []
+        said += [backend] if len(plan.told(op)) > 1 else []
+        yield Task(table, ", ".join(said), partial(work, spot, told))
+
+
+def _caches(plan: Plan) -> Iterator[Spot]:
+    """Of layers that differ in query heads alone the first: their caches are alike."""
+    alike: dict[tuple[int, int], Shape] = {}
+    for shape in plan.shapes:
+        alike.setdefault((shape.kv_heads, shape.dim), shape)
+    for shape in alike.values():
         for formats in plan.formats:
-            name = f"copy pages of {tokens} tokens, {formats.name}"
-            yield Task("copy", name, partial(copy_row, plan, tokens, formats))
+            yield Spot(shape, plan.page_tokens[0], formats)
 
 
 def run(
@@ -106,9 +130,9 @@ def run(
             record["failed"].append({"what": task.name, "why": why})
             works = _device_works(plan.device)
         else:
-            if task.table == "decode":
-                row["speed_up"] = _speed_up(row, record["decode"])
             record[task.table].append(row)
+            if task.table == "decode":
+                compare_with_bf16(record["decode"])
         record["seconds"] = round(time.monotonic() - begin, 2)
         keep(record)
         if plan.device == "cuda" and works:
@@ -118,39 +142,48 @@ def run(
 
 
 def _empty(plan: Plan, ceilings: Ceilings, ways: list[Row]) -> Record:
-    hardware = machine.hardware(plan.device)
+    hardware, page_tokens = machine.hardware(plan.device), plan.page_tokens[-1]
     return {
         "kind": "attention",
+        "schema": SCHEMA,
         "title": f"Attention on {hardware.partition(',')[0]}",
         "what": WHAT,
         "plot": {
             "of": "decode",
-            "where": {"page_tokens": plan.page_tokens[-1]},
-            "label": "{codec}",
+            "where": {"page_tokens": page_tokens, "shape": plan.shapes[0].name},
+            "label": "{codec}" if len(plan.told("decode")) == 1 else "{codec}, {backend}",
             "series": "case",
             "values": "speed_up",
-            "title": f"decode, times as fast as bf16, {plan.page_tokens[-1]} tokens a page",
+            "title": f"decode, times as fast as bf16, {page_tokens} tokens a page",
         },
         "hardware": hardware,
         "versions": machine.versions(plan.device),
         "command": plan.command,
         "date": datetime.now(UTC).date().isoformat(),
         "seconds": 0.0,
-        "shape": plan.shape.name,
+        "shapes": [shape.name for shape in plan.shapes],
         "ceilings": {"read_gb_per_s": ceilings.read, "copy_gb_per_s": ceilings.copy, "ways": ways},
         **{table: [] for table in ("decode", "peers", "store", "copy", "failed", "left_out")},
+        "not_served": plan.not_served(),
     }
 
 
-def _speed_up(row: Row, rows: list[Row]) -> float | None:
-    """Times as fast as bf16 at the same case and page size; None if that has no figure."""
-    if row["codec"] == BASELINE.name:
-        return 1.0
-    same = ("case", "page_tokens", "backend")
-    for other in rows:
-        if other["codec"] == BASELINE.name and all(other[key] == row[key] for key in same):
-            return round(float(other["us"] / row["us"]), 3)
-    return None
+def compare_with_bf16(rows: list[Row]) -> None:
+    """Say of each row how many times as fast it is as bf16 where bf16 is the fastest.
+
+    That is on any backend, at the same case, shape and page size; None where it has no figure.
+    """
+
+    def at(row: Row) -> tuple[object, ...]:
+        return row["case"], row["shape"], row["page_tokens"]
+
+    fastest: dict[tuple[object, ...], float] = {}
+    for row in rows:
+        if row["codec"] == BASELINE.name:
+            fastest[at(row)] = min(row["us"], fastest.get(at(row), row["us"]))
+    for row in rows:
+        base = fastest.get(at(row))
+        row["speed_up"] = None if base is None else round(base / row["us"], 3)
 
 
 def _device_works(device: str) -> bool:

@@ -25,6 +25,9 @@ TYPES = {
     "iso4": "Iso4",
 }
 
+# Those that look codes up in a table of their block's shared memory, beside the ones above.
+TABLED = {"iso3": "Iso3Tabled", "iso4": "Iso4Tabled"}
+
 CONSTANTS = "formats/constants.cuh"  # the header that holds what `constants` says
 
 SCALES = ("scale", "row_scale")  # planes that are applied to scores and probabilities
@@ -37,13 +40,15 @@ class Format:
     Attributes
     ----------
     type : the C++ type that describes it
-    header : path of the header that defines the type, as an `#include` names it
+    tabled : the C++ type that does so with a table, if there is one
+    header : path of the header that defines the types, as an `#include` names it
     codes : the plane that words are read from
     second : the plane of the codes' other bits or of their blocks' scales, if there is one
     scale : the plane of the scales that are applied to scores and probabilities, if there is one
     """
 
     type: str
+    tabled: str | None
     header: str
     codes: str
     second: str | None
@@ -57,13 +62,13 @@ class Format:
 
 @functools.cache
 def get(codec: str) -> Format:
-    """What `TYPES` and the codec's spec say; `KeyError` for a codec that has no header."""
+    """What the tables above and the codec's spec say; `KeyError` for a codec without a header."""
     type = TYPES[codec]
     names = [plane.name for plane in kvq_codecs.get(codec).spec.planes]
     scale = names.pop() if names[-1] in SCALES else None
     second = names.pop() if len(names) > 1 else None
     (codes,) = names
-    return Format(type, f"formats/{codec}.cuh", codes, second, scale)
+    return Format(type, TABLED.get(codec), f"formats/{codec}.cuh", codes, second, scale)
 
 
 def constants() -> str:

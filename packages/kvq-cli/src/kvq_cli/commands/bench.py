@@ -21,7 +21,7 @@ def attention(
     shape: o.LayerShape = None,
     store_tokens: o.StoreTokens = None,
     copy_tokens: o.CopyTokens = None,
-    backend: o.Backend = "auto",
+    backend: o.Backend = None,
     device: o.Device = "cuda",
     repeat: o.Repeat = None,
     budget_seconds: o.BudgetSeconds = 330.0,
@@ -38,7 +38,7 @@ def attention(
 
     plan = attention_bench.plan(
         codecs=codecs, cases=cases, pages=pages, shape=shape, store_tokens=store_tokens,
-        copy_tokens=copy_tokens, backend=backend, device=device, repeat=repeat,
+        copy_tokens=copy_tokens, backend=backend or "auto", device=device, repeat=repeat,
         budget_seconds=budget_seconds, jobs=jobs, quick=quick,
     )  # fmt: skip
     if plot is not None and plot.suffix.lower() != ".svg":

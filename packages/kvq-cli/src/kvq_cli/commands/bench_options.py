@@ -32,7 +32,9 @@ Pages = Annotated[
 LayerShape = Annotated[
     str | None,
     typer.Option(
-        metavar="HEADS/KV_HEADSxHEAD_DIM", help="The layer. Default: 32/8x128.", show_default=False
+        metavar="HEADS/KV_HEADSxHEAD_DIM,…",
+        help="Layers, the most important first. Default: 32/8x128.",
+        show_default=False,
     ),
 ]
 StoreTokens = Annotated[
@@ -52,9 +54,12 @@ CopyTokens = Annotated[
     ),
 ]
 Backend = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        metavar="auto|cuda|triton|reference|OP=BACKEND,…", help="What runs the operations."
+        metavar="auto|cuda|triton|reference|OP=BACKEND,…",
+        help="What runs the operations; given several times, each is measured at what it serves. "
+        "Default: auto.",
+        show_default=False,
     ),
 ]
 Device = Annotated[

@@ -77,8 +77,10 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
         } else {
           u32 low[Format::SPLIT], high[Format::SPLIT];
           const int at = segment % 2 * 2;
-          Format::unpack(r[t][at], second_of_key<Format, DIM>(tile, group, segment), low);
-          Format::unpack(r[t][at + 1], second_of_key<Format, DIM>(tile, group + 8, segment), high);
+          const u32 first = second_of_key<Format, DIM>(tile, group, segment);
+          const u32 other = second_of_key<Format, DIM>(tile, group + 8, segment);
+          Format::unpack_key(r[t][at], first, nullptr, low);
+          Format::unpack_key(r[t][at + 1], other, nullptr, high);
 #pragma unroll
           for (int j = 0; j < Format::SPLIT; j += 2) {
             const int step = (segment * Format::SPLIT + j) / 2;

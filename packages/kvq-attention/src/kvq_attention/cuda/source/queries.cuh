@@ -114,8 +114,10 @@ DEVICE void place_queries(Queries<DIM, COLUMNS>& queries, const QueryRows<DIM, R
 #pragma unroll
     for (int part = 0; part < DIM / 8; part++) {
       const int segment = part / Format::SPLIT, j = part % Format::SPLIT;
-      const int at = Format::SPLIT * (8 * segment + 2 * (lane() % 4)) + j;
-      queries[n][part / 2][part % 2] = row[at] | u32(row[at + Format::SPLIT]) << 16;
+      const int first = Format::SPLIT * (8 * segment + 2 * (lane() % 4));
+      const int at = first + (Format::NEIGHBOURS ? 2 * j : j);
+      const int next = at + (Format::NEIGHBOURS ? 1 : Format::SPLIT);
+      queries[n][part / 2][part % 2] = row[at] | u32(row[next]) << 16;
     }
   }
 }

@@ -85,8 +85,10 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
       } else {
         u32 low[Format::SPLIT], high[Format::SPLIT];
         const int at = segment % 2 * 2;
-        Format::unpack(r[at], second_of_value<Format, DIM>(tile, token, segment), low);
-        Format::unpack(r[at + 1], second_of_value<Format, DIM>(tile, token + 8, segment), high);
+        const u32 first = second_of_value<Format, DIM>(tile, token, segment);
+        const u32 other = second_of_value<Format, DIM>(tile, token + 8, segment);
+        Format::unpack_value(r[at], first, nullptr, low);
+        Format::unpack_value(r[at + 1], other, nullptr, high);
 #pragma unroll
         for (int j = 0; j < Format::SPLIT; j += 2) {
           add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);

@@ -1,9 +1,9 @@
 // bf16: values as they are.
 #pragma once
 
-#include "primitives.cuh"
+#include "formats/operands.cuh"
 
-struct Bf16 {
+struct Bf16 : Alike<Bf16> {
   static constexpr int SPLIT = 1;
   static constexpr int SECOND = 0;
   static constexpr int BLOCK = -1;

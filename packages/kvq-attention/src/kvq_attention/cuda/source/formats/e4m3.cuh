@@ -2,8 +2,9 @@
 #pragma once
 
 #include "formats/bits.cuh"
+#include "formats/operands.cuh"
 
-struct E4m3 {
+struct E4m3 : Alike<E4m3> {
   static constexpr int SPLIT = 2;
   static constexpr int SECOND = 0;
   static constexpr bool ROTATED = false;

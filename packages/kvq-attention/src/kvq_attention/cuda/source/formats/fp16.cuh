@@ -1,9 +1,9 @@
 // fp16: values as they are.
 #pragma once
 
-#include "primitives.cuh"
+#include "formats/operands.cuh"
 
-struct Fp16 {
+struct Fp16 : Alike<Fp16> {
   static constexpr int SPLIT = 1;
   static constexpr int SECOND = 0;
   static constexpr int BLOCK = -1;

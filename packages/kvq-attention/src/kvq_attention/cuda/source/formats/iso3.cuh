@@ -3,8 +3,10 @@
 
 #include "formats/bits.cuh"
 #include "formats/constants.cuh"
+#include "formats/operands.cuh"
+#include "formats/table.cuh"
 
-struct Iso3 {
+struct Iso3 : Alike<Iso3> {
   static constexpr int SPLIT = 8;
   static constexpr int SECOND = 1;
   static constexpr int BLOCK = 128;
@@ -44,5 +46,58 @@ struct Iso3 {
     const u32 high = permute(in_register(ISO3_HIGH_0), ISO3_HIGH_4, selector);
     first = permute(low, high, 0x6240);
     second = permute(low, high, 0x7351);
+  }
+};
+
+// The same, two codes at a time in a table.
+struct Iso3Tabled : Iso3 {
+  static constexpr bool NEIGHBOURS = true;
+  static constexpr int TABLE_BYTES = 16384;
+
+  // An index is a nibble of low bits, of two codes, below their top bits. 13 + 10
+  DEVICE static void unpack_key(u32 word, u32 second, const u8* table, u32 (&values)[SPLIT]) {
+    look_up(word, second & 0x00330033, second & 0x00CC00CC, table, values);
+  }
+
+  // Low bits of the high unit's even codes change places with those of odd codes of the low one,
+  // and so do top bits. 16 + 14
+  DEVICE static void unpack_value(u32 word, u32 second, const u8* table, u32 (&values)[SPLIT]) {
+    const u32 changes = logic<XOR_AND>(word, word << 14, 0x33330000);
+    const u32 both = multiply_high(changes, 0x00040001) + changes;  // and those 14 bits below
+    const u32 top_changes = logic<XOR_AND>(second, second << 15, 0x00550000);
+    const u32 top_both = multiply_high(top_changes, 0x00020001) + top_changes;
+    u32 pairs[SPLIT];
+    look_up(word ^ both, logic<XOR_AND>(second, top_both, 0x00330033),
+            logic<XOR_AND>(second, top_both, 0x00CC00CC), table, pairs);
+#pragma unroll
+    for (int i = 0; i < SPLIT; i++) values[i] = pairs[i % 2 * 4 + i / 2];
+  }
+
+  DEVICE static void fill_table(u8* table, int thread, int threads) {
+    const auto pair = [](u32 index) {
+      u32 values[SPLIT];
+      unpack((index & 3) | (index >> 2 & 3) << 16, (index >> 4 & 1) | index >> 5 << 16, values);
+      return values[0];
+    };
+    fill_rows<64>(table, thread, threads, pair, [](u32 index) { return index * 256; });
+  }
+
+ private:
+  // Pairs of neighbours by their low bits and by top bits of even pairs and of odd ones: two bits
+  // go to bits 4 and 5 of their pair's byte. Between them sums are left, which end at bit 10 of
+  // each half.
+  DEVICE static void look_up(u32 word, u32 even_tops, u32 odd_tops, const u8* table,
+                             u32 (&values)[SPLIT]) {
+    const u32 even = logic<SELECT>(word, even_tops * 0x110, 0x0F0F0F0F);
+    const u32 odd = logic<SELECT>(word >> 4, odd_tops * 0x44, 0x0F0F0F0F);
+    const u32 columns = columns_of_lane();
+    values[0] = look_up_pair<0>(table, even, columns);
+    values[1] = look_up_pair<0>(table, odd, columns);
+    values[2] = look_up_pair<1>(table, even, columns);
+    values[3] = look_up_pair<1>(table, odd, columns);
+    values[4] = look_up_pair<2>(table, even, columns);
+    values[5] = look_up_pair<2>(table, odd, columns);
+    values[6] = look_up_pair<3>(table, even, columns);
+    values[7] = look_up_pair<3>(table, odd, columns);
   }
 };

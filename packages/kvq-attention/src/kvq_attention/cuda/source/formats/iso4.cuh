@@ -3,8 +3,10 @@
 
 #include "formats/bits.cuh"
 #include "formats/constants.cuh"
+#include "formats/operands.cuh"
+#include "formats/table.cuh"
 
-struct Iso4 {
+struct Iso4 : Alike<Iso4> {
   static constexpr int SPLIT = 4;
   static constexpr int SECOND = 0;
   static constexpr int BLOCK = 128;
@@ -40,5 +42,47 @@ struct Iso4 {
     const u32 high = logic<AND_XOR>(signs, 0x80808080, negative);
     first = permute(low, high, 0x5140);
     second = permute(low, high, 0x7362);
+  }
+};
+
+// The same, two codes at a time in a table.
+struct Iso4Tabled : Iso4 {
+  static constexpr bool NEIGHBOURS = true;
+  static constexpr int TABLE_BYTES = 32768;
+
+  // An index is a byte of codes; its upper bit chooses a row's half. 6 + 4
+  //
+  // Also tried: rows of 128 bytes, to whose addresses a shift and an AND_OR lead, 8 + 4 or, with
+  // products in place of shifts, 4 + 8; rows of 256 bytes, half of them free, 4 + 4 in 64 KiB.
+  DEVICE static void unpack_key(u32 word, u32, const u8* table, u32 (&values)[SPLIT]) {
+    const u32 rows = word & 0x7F7F7F7F;
+    const u32 columns = logic<AND_OR>(word, 0x80808080, columns_of_lane());
+    values[0] = look_up_pair<0>(table, rows, columns);
+    values[1] = look_up_pair<1>(table, rows, columns);
+    values[2] = look_up_pair<2>(table, rows, columns);
+    values[3] = look_up_pair<3>(table, rows, columns);
+  }
+
+  // The high unit's codes 0 and 2 change places with codes 1 and 3 of the low one: bytes hold codes
+  // that belong together. 8 + 6; to permute pairs that are looked up in keys' way takes 10 + 4.
+  DEVICE static void unpack_value(u32 word, u32, const u8* table, u32 (&values)[SPLIT]) {
+    const u32 changes = logic<XOR_AND>(word, word << 12, 0x0F0F0000);
+    const u32 both = multiply_high(changes, 0x00100001) + changes;  // and those 12 bits below
+    u32 pairs[SPLIT];
+    unpack_key(word ^ both, 0, table, pairs);
+    values[0] = pairs[0];
+    values[2] = pairs[1];
+    values[1] = pairs[2];
+    values[3] = pairs[3];
+  }
+
+  DEVICE static void fill_table(u8* table, int thread, int threads) {
+    const auto pair = [](u32 index) {
+      u32 values[SPLIT];
+      unpack((index & 15) | index >> 4 << 16, 0, values);
+      return values[0];
+    };
+    const auto at = [](u32 index) { return (index & 127) * 256 + (index >> 7) * 128; };
+    fill_rows<256>(table, thread, threads, pair, at);
   }
 };

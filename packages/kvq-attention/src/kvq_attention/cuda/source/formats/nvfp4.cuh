@@ -2,8 +2,9 @@
 #pragma once
 
 #include "formats/bits.cuh"
+#include "formats/operands.cuh"
 
-struct Nvfp4 {
+struct Nvfp4 : Alike<Nvfp4> {
   static constexpr int SPLIT = 4;
   static constexpr int SECOND = 4;
   static constexpr int BLOCK = 0;

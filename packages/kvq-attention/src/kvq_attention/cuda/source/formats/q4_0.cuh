@@ -2,8 +2,9 @@
 #pragma once
 
 #include "formats/bits.cuh"
+#include "formats/operands.cuh"
 
-struct Q4_0 {
+struct Q4_0 : Alike<Q4_0> {
   static constexpr int SPLIT = 4;
   static constexpr int SECOND = 0;
   static constexpr int BLOCK = 32;

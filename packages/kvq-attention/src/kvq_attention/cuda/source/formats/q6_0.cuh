@@ -2,8 +2,9 @@
 #pragma once
 
 #include "formats/bits.cuh"
+#include "formats/operands.cuh"
 
-struct Q6_0 {
+struct Q6_0 : Alike<Q6_0> {
   static constexpr int SPLIT = 4;
   static constexpr int SECOND = 1;
   static constexpr int BLOCK = 32;

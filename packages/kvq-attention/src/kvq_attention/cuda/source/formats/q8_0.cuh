@@ -2,8 +2,9 @@
 #pragma once
 
 #include "formats/bits.cuh"
+#include "formats/operands.cuh"
 
-struct Q8_0 {
+struct Q8_0 : Alike<Q8_0> {
   static constexpr int SPLIT = 2;
   static constexpr int SECOND = 0;
   static constexpr int BLOCK = 32;
