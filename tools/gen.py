@@ -42,12 +42,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs" / "reference" / "support.md", claims.markdown()
     yield ROOT / "docs" / "reference" / "models.md", models_page()
     yield BENCHMARKS / "index.md", benchmarks_page()
-    yield (
-        BENCHMARKS / "attention.md",
-        attention_page.markdown(
-            {name: record for name, record in records().items() if is_attention(record)}
-        ),
-    )
+    yield BENCHMARKS / "attention.md", attention_text()
     for name, record in records().items():
         yield BENCHMARKS / f"{name}.svg", plots.bar_chart(record)
 
@@ -85,7 +80,7 @@ A multimodal model counts as its text part: `gemma3`, `gemma4`, `qwen3_5`, `qwen
 def benchmarks_page() -> str:
     """One section per record in docs/benchmarks, each with its machine and its command."""
     sections = [
-        section(name, record) for name, record in records().items() if not is_attention(record)
+        section(name, record) for name, record in records().items() if not about_attention(record)
     ]
     return "\n".join([BENCHMARKS_HEAD, *(sections or ["Nothing is recorded yet.\n"])])
 
@@ -95,9 +90,20 @@ def records() -> dict[str, Any]:
     return {p.stem: json.loads(p.read_text()) for p in sorted(BENCHMARKS.glob("*.json"))}
 
 
-def is_attention(record: dict[str, Any]) -> bool:
-    """Whether `kvq bench attention` wrote the record: those have a page of their own."""
-    return record.get("kind") == "attention"
+def attention_text() -> str:
+    """The page of attention: what `kvq bench attention` measured, and what counters say of it."""
+    kinds: dict[str, dict[str, Any]] = {"attention": {}, "attention-counters": {}}
+    for name, record in records().items():
+        if about_attention(record):
+            kinds[record["kind"]][name] = record
+    measured = attention_page.markdown(kinds["attention"])
+    counted = (section(name, record) for name, record in kinds["attention-counters"].items())
+    return "\n".join([measured, *counted])
+
+
+def about_attention(record: dict[str, Any]) -> bool:
+    """Whether the record belongs on the page of attention."""
+    return str(record.get("kind", "")).startswith("attention")
 
 
 def cell(value: Any) -> str:

@@ -11,41 +11,26 @@ import pytest
 import torch
 
 from kvq_attention import ops
-from kvq_attention.bench import plan, problems, run
+from kvq_attention.bench import plan, problems, profiled, run
 from kvq_attention.bench.cases import Case, Formats, Shape
 from kvq_attention.bench.ceilings import measure_ceilings
 from kvq_attention.bench.data import TIER, batches, empty_pool, fill, random_rows
+from kvq_attention.cuda import module
 
 from ..triton.cases import compiled
 
 pytestmark = [pytest.mark.gpu, compiled]
 
+NO_CUDA = module.unavailable("cuda")
 CASE, SHAPE = Case(8, 8192), Shape(32, 8, 128)
 MAX_READ = 1.15  # times the packed bytes
 PACKED = ("nvfp4", "q4_0", "iso3", "q8_0", "fp8")
 COUNTED = ("nvfp4", "q4_0")  # each takes ncu some twenty seconds
 
-# One decode between the profiler's start and stop; the pool is filled before.
-PROFILED = f"""
-import sys, torch
-from kvq_attention import ops
-from kvq_attention.bench.cases import Case, Formats, Shape
-from kvq_attention.bench.data import TIER, batches, empty_pool, fill, random_rows
-
-formats, case, shape = Formats(sys.argv[1], sys.argv[1]), {CASE!r}, {SHAPE!r}
-random = torch.Generator("cuda").manual_seed(0)
-(batch,) = batches(case, 16, 1, random)
-pool = empty_pool(formats, shape, batch.table(TIER).page_table.numel(), 16, "cuda")
-fill(pool, shape, "triton", random)
-q = random_rows(case.batch, shape, shape.heads, random)
-for profiled in (False, True):
-    torch.cuda.synchronize()
-    if profiled:
-        torch.cuda.cudart().cudaProfilerStart()
-    ops.decode(q, pool.k, pool.v, batch, TIER, scale=0.1, backend="triton")
-    torch.cuda.synchronize()
-torch.cuda.cudart().cudaProfilerStop()
-"""
+BACKENDS = [
+    "triton",
+    pytest.param("cuda", marks=pytest.mark.skipif(NO_CUDA is not None, reason=str(NO_CUDA))),
+]
 
 
 def test_figures_of_a_small_run_are_possible() -> None:
@@ -68,8 +53,9 @@ def test_reading_at_random_is_at_most_as_fast_as_the_memory() -> None:
     assert len(ways) > 1
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("codec", COUNTED)
-def test_p045_decode_reads_little_more_than_the_packed_bytes(codec: str) -> None:
+def test_p045_decode_reads_little_more_than_the_packed_bytes(codec: str, backend: str) -> None:
     """Counted by the GPU's own counters, over the decode's and the merge's kernels."""
     ncu = shutil.which("ncu")
     if ncu is None:
@@ -77,7 +63,8 @@ def test_p045_decode_reads_little_more_than_the_packed_bytes(codec: str) -> None
     command = [
         *(ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"),
         *("--metrics", "dram__bytes_read.sum", "--print-units", "base", "--print-fp"),
-        *(sys.executable, "-c", PROFILED, codec),
+        *(sys.executable, "-m", profiled.__name__, codec, "--backend", backend),
+        *("--case", CASE.name, "--shape", SHAPE.name),
     ]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=300)
     said = done.stdout + done.stderr
@@ -88,8 +75,9 @@ def test_p045_decode_reads_little_more_than_the_packed_bytes(codec: str) -> None
     assert 0.9 * packed < read < MAX_READ * packed, said[-3000:]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("codec", PACKED)
-def test_p045_decode_has_no_room_for_an_unpacked_cache(codec: str) -> None:
+def test_p045_decode_has_no_room_for_an_unpacked_cache(codec: str, backend: str) -> None:
     """What it allocates beside its output is far less than the cache, packed or not."""
     formats, random = Formats(codec, codec), torch.Generator("cuda").manual_seed(0)
     (batch,) = batches(CASE, 16, 1, random)
@@ -98,7 +86,7 @@ def test_p045_decode_has_no_room_for_an_unpacked_cache(codec: str) -> None:
     q = random_rows(CASE.batch, SHAPE, SHAPE.heads, random)
 
     def decode() -> torch.Tensor:
-        return ops.decode(q, pool.k, pool.v, batch, TIER, scale=0.1, backend="triton")
+        return ops.decode(q, pool.k, pool.v, batch, TIER, scale=0.1, backend=backend)
 
     decode()  # tables that it makes once
     torch.cuda.reset_peak_memory_stats()
