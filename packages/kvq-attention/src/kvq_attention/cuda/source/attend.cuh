@@ -90,9 +90,9 @@ DEVICE void follow(State& state, float (&highest)[COLUMNS][2]) {
 // Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that do
 // not see all of it.
 template <bool MASKED>
-DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine,
-                   const u8* stage, int token, const Queries<DIM, COLUMNS>& queries,
-                   const Powers& powers) {
+DEVICE void attend(State& state, Shared& shared, const Arguments& a, const u8* table,
+                   const Lane& mine, const u8* stage, int token,
+                   const Queries<DIM, COLUMNS>& queries, const Powers& powers) {
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one

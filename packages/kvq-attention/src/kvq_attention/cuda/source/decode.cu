@@ -1,7 +1,7 @@
 // Decode: attention of few query rows over a cache in the format it is stored in.
 //
-// A block is one warp, which takes a run of pieces of one KV head: tokens that follow each other,
-// and others. It goes through them in steps of a few tiles. Steps are copied into shared memory as
+// A warp takes a run of pieces of one KV head: tokens that follow each other, and others; warps of
+// a block have a table in common, at most. It goes through them in steps of a few tiles. Steps are copied into shared memory as
 // they are stored, ahead of use and across the ends of chunks, and read in the layout of a
 // tensor-core product's operand, where codes become numbers: nothing unpacked is ever written
 // anywhere.
@@ -30,8 +30,8 @@ DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int toke
 
 // Goes through `count` pieces of one KV head and group, of chunks that follow each other from
 // `chunk` on.
-DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, int index,
-                        int number, int chunk, int count) {
+DEVICE void walk_pieces(Shared& shared, const Arguments& a, const u8* table, const Piece& piece,
+                        int index, int number, int chunk, int count) {
   const Request& request = piece.request;
   const Cut& cut = request.chunks;
   int first = cut.first + chunk * cut.size;
@@ -82,7 +82,7 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   State state;
   state.clear();
   if (first == last) {
-    store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, piece, number, any(lost), state.sums,
+    store_piece<V, DIM, ROWS, COLUMNS>(a, piece, number, any(lost), state.sums,
                                        state.top, state.weight);
   }
   constexpr int LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
@@ -104,14 +104,14 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     }
     if (token + STEP > calm) {
       blank_unseen(shared, a, stage, token);
-      attend<true>(state, shared, a, mine, stage, token, queries, powers);
+      attend<true>(state, shared, a, table, mine, stage, token, queries, powers);
     } else {
-      attend<false>(state, shared, a, mine, stage, token, queries, powers);
+      attend<false>(state, shared, a, table, mine, stage, token, queries, powers);
     }
     token += STEP;
     if (token >= stop) {
       lost |= highest_page >= u32(a.num_pages);
-      store_piece<V, DIM, ROWS, COLUMNS>(shared.means, a, shared.piece, number++, any(lost),
+      store_piece<V, DIM, ROWS, COLUMNS>(a, shared.piece, number++, any(lost),
                                          state.sums, state.top, state.weight);
       stop = smaller(stop + shared.piece.request.chunks.size, last);
       state.clear();
@@ -122,18 +122,25 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   sync_warp();  // all that is shared is free
 }
 
-extern "C" GLOBAL void LAUNCH_BOUNDS(32, BLOCKS) decode(Arguments a) {
+extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
+  u8* memory = kept_shared(shared_memory());
+  if constexpr (TABLE_BYTES > 0) {
+    using Tabled = Pick<(K::TABLE_BYTES > 0), K, V>;
+    Tabled::fill_table(memory, 32 * warp() + lane(), 32 * WARPS);
+    sync_block();
+  }
   wait_for_earlier();
   launch_dependents();
-  Shared& shared = *reinterpret_cast<Shared*>(kept_shared(shared_memory()));
+  Shared& shared = *reinterpret_cast<Shared*>(memory + TABLE_BYTES + warp() * sizeof(Shared));
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
-  const int head = block() % a.kv_heads, run = block() / a.kv_heads;
-  const int runs = blocks() / a.kv_heads;
+  const int index = block() * WARPS + warp();
+  const int head = index % a.kv_heads, run = index / a.kv_heads;
+  const int runs = blocks() * WARPS / a.kv_heads;
   const int total = smaller(count_pieces<ROWS>(a), a.capacity);
   // Every run has an equal number of pieces, within one.
   int number = int(i64(total) * run / runs);
   const int end = int(i64(total) * (run + 1) / runs);
-  if (number < end) {
+  if (run < runs && number < end) {
     Cursor<ROWS> cursor = find<ROWS>(a, number);
     while (number < end) {
       cursor.advance(a, number);
@@ -142,7 +149,7 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32, BLOCKS) decode(Arguments a) {
       const int chunk = local % chunks;
       const int count = smaller(end - number, chunks - chunk);
       const Piece piece{cursor.request, local / chunks * ROWS, head};
-      walk_pieces(shared, a, piece, cursor.index, number, chunk, count);
+      walk_pieces(shared, a, memory, piece, cursor.index, number, chunk, count);
       number += count;
     }
   }

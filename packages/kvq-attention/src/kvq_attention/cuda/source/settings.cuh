@@ -13,6 +13,7 @@ constexpr int ROWS = SET_ROWS;      // query rows a piece
 constexpr int TILES = SET_TILES;    // a step
 constexpr int STAGES = SET_STAGES;  // steps under way
 constexpr int BLOCKS = SET_BLOCKS;  // that a multiprocessor's registers are to hold
+constexpr int WARPS = SET_WARPS;    // a block
 constexpr bool SOFTCAP = SET_SOFTCAP;
 constexpr bool ONE_TILE = SET_ONE_TILE;  // a page
 
@@ -24,3 +25,17 @@ using KeyLayout = Layout<K, DIM>;
 using ValueLayout = Layout<V, DIM>;
 constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
 constexpr int STAGE_BYTES = TILES * TILE_BYTES;
+
+template <bool FIRST, class A, class B>
+struct Picked {
+  using type = A;
+};
+template <class A, class B>
+struct Picked<false, A, B> {
+  using type = B;
+};
+template <bool FIRST, class A, class B>
+using Pick = typename Picked<FIRST, A, B>::type;
+
+// Of the table that a block has, if one of the formats looks values up.
+constexpr int TABLE_BYTES = larger(K::TABLE_BYTES, V::TABLE_BYTES);

@@ -26,12 +26,9 @@ struct Shared {
   alignas(16) u32 page_bytes[8];  // that pages of a plane are apart
   Limits limits;
   Piece piece;
-  union {  // of the walk's beginning, and of the ends of chunks
-    QueryRows<DIM, ROWS> queries;
-    Means<DIM> means;
-  };
+  QueryRows<DIM, ROWS> queries;
 };
-static_assert(sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
+static_assert(TABLE_BYTES + WARPS * sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 
 // What a lane keeps at hand: where its words lie in a stage, of which most are the same for K and V.
 struct Lane {
