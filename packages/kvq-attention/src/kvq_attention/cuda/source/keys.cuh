@@ -3,19 +3,50 @@
 
 #include "tile.cuh"
 
-// Queries as the second operand of products: [8 rows at a time][16 values at a time].
-template <int DIM, int TILES>
-using Queries = u32[TILES][DIM / 16][2];
+// Queries as the second operand of products, 8 rows at a time.
+template <int DIM, int COLUMNS>
+struct Queries {
+  static constexpr int OFFSETS = (DIM + 127) / 128;
+  u32 values[COLUMNS][DIM / 16][2];  // 16 at a time
+  // What a format's OFFSET adds to a block's sum, negated: lane l has blocks 2w and 2w + 1 for
+  // w = 2i + l % 2, rounded to f16 where l % 4 < 2, and what rounding left of them elsewhere.
+  u32 offsets[COLUMNS][OFFSETS];
+};
 
-template <bool BF16, int COLUMNS, class Operand>
-DEVICE void multiply(float (&c)[COLUMNS][4], u32 a0, u32 a1, u32 a2, u32 a3, const Operand& b,
-                     int step) {
+template <bool BF16, int DIM, int COLUMNS>
+DEVICE void multiply(float (&c)[COLUMNS][4], u32 a0, u32 a1, u32 a2, u32 a3,
+                     const Queries<DIM, COLUMNS>& queries, int step) {
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
+    const u32 (&b)[2] = queries.values[n][step];
     if (BF16) {
-      mma_bf16(c[n], a0, a1, a2, a3, b[n][step][0], b[n][step][1]);
+      mma_bf16(c[n], a0, a1, a2, a3, b[0], b[1]);
     } else {
-      mma(c[n], a0, a1, a2, a3, b[n][step][0], b[n][step][1]);
+      mma(c[n], a0, a1, a2, a3, b[0], b[1]);
+    }
+  }
+}
+
+// What the scaled sums of a token's blocks are added to: what the format's offset adds to them,
+// negated, for all blocks by one product. It is NaN where a scale is not finite.
+template <class Format, int DIM, int COLUMNS>
+DEVICE void begin_scores(float (&scores)[COLUMNS][4], const Scales<Format, DIM> (&scales)[2],
+                         const Queries<DIM, COLUMNS>& queries) {
+  constexpr int WORDS = Layout<Format, DIM>::SCALE / 4;
+#pragma unroll
+  for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) scores[n][i] = 0.0f;
+  }
+  if constexpr (Format::OFFSET > 0) {
+#pragma unroll
+    for (int i = 0; i < Queries<DIM, COLUMNS>::OFFSETS; i++) {
+      const int odd = smaller(2 * i + 1, WORDS - 1);
+      u32 a[2];
+#pragma unroll
+      for (int u = 0; u < 2; u++) a[u] = scales[u].word[lane() % 2 ? odd : 2 * i];
+#pragma unroll
+      for (int n = 0; n < COLUMNS; n++) mma_k8(scores[n], a[0], a[1], queries.offsets[n][i]);
     }
   }
 }
@@ -36,9 +67,9 @@ DEVICE u32 second_of_key(const u8* tile, int row, int segment) {
   }
 }
 
-// first: loaded_segment. scores[t][n][i]: products of token l / 4 (i < 2) or l / 4 + 8 of tile t with rows
-// 8n + 2 (l % 4) + i % 2 of the queries, scaled by the tokens' scales. The tiles, whose work is
-// independent, take turns.
+// first: loaded_segment. scores[t][n][i]: products of token l / 4 (i < 2) or l / 4 + 8 of tile t
+// with rows 8n + 2 (l % 4) + i % 2 of the queries, scaled by the tokens' scales. The tiles, whose
+// work is independent, take turns.
 template <class Format, int DIM, int TILES, int COLUMNS>
 DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int tile_bytes,
                         int first, const Queries<DIM, COLUMNS>& queries) {
@@ -54,6 +85,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
       scales[t][1].load(tiles + t * tile_bytes, group + 8);
     }
   }
+#pragma unroll
+  for (int t = 0; t < TILES; t++) begin_scores<Format, DIM>(scores[t], scales[t], queries);
   u32 r[TILES][4];
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
@@ -103,7 +136,7 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
             score = share;
           } else {
             const float scale = scales[t][i / 2].get(part);
-            score = part == 0 ? share * scale : score + share * scale;
+            score += share * scale;
           }
         }
       }

@@ -88,7 +88,8 @@ DEVICE void store_piece(Means<DIM>& shared, const Arguments& a, const Piece& pie
 #pragma unroll
           for (int i = 0; i < 4; i++) {
             const int value = value_index<Format>(step, i);
-            shared.values[row + i % 2][value] = sums[n][step][i] * share[n][i % 2];
+            const float place = 1 << Format::place((2 * step + i / 2) % Format::SPLIT);
+            shared.values[row + i % 2][value] = sums[n][step][i] * (share[n][i % 2] / place);
           }
         }
       }

@@ -32,9 +32,15 @@ DEVICE u32 where_not_zero(u32 pair) {
   return (pair & 0xFFFF ? 0xFFFF : 0) | (pair >> 16 ? 0xFFFF0000 : 0);
 }
 
-// first: loaded_segment. weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for
-// row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it already. MASKED: some
-// are 0 because their rows do not see the token, whose scales may be NaN.
+// What the format's offset adds to operands of a part, see value_index, negated.
+template <class Format>
+DEVICE u32 offset_of(int part) {
+  return (0x8000 | Format::OFFSET << Format::place(part % Format::SPLIT)) * 0x00010001;
+}
+
+// first: loaded_segment. weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or
+// 2p + 8 and 2p + 9 for row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it
+// already. MASKED: some are 0 because their rows do not see the token, whose scales may be NaN.
 template <class Format, int DIM, bool MASKED, int COLUMNS>
 DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
                      const u32 (&weights)[COLUMNS][2]) {
@@ -73,6 +79,12 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
       const auto add = [&](int step, u32 a0, u32 a1, u32 a2, u32 a3) {
 #pragma unroll
         for (int n = 0; n < COLUMNS; n++) {
+          if constexpr (Format::OFFSET > 0) {
+            // First, so that a tile's own product leaves a sum near what it was: taken out of the
+            // sum of all tiles an offset would leave that sum's rounding.
+            const u32 even = offset_of<Format>(2 * step), odd = offset_of<Format>(2 * step + 1);
+            mma(sums[n][step], even, odd, even, odd, scaled[n][0], scaled[n][1]);
+          }
           if (Format::BF16) {
             mma_bf16(sums[n][step], a0, a1, a2, a3, scaled[n][0], scaled[n][1]);
           } else {
