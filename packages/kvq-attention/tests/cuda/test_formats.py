@@ -60,26 +60,37 @@ extern "C" GLOBAL void unpacked(u32* keys, u32* values, const u32* words, const 
 }
 """
 
-TABLED_KERNELS = ("facts", "unpacked", "sizes", "looked_up")
+TABLED_KERNELS = (*KERNELS, "sizes", "in_registers", "in_table")
 TABLED_TEXT = """
 extern "C" GLOBAL void sizes(int* out) {
-  out[0] = T::TABLE_BYTES;
-  out[1] = T::NEIGHBOURS;
+  out[0] = T::TABLE_BYTES + KNOWN_FROM;
+  out[1] = F::NEIGHBOURS;
+  out[2] = T::NEIGHBOURS;
 }
 
 // Keys' pairs, then values'.
-extern "C" GLOBAL void looked_up(u32* out, const u32* words, const u32* seconds, int count) {
-  T::fill_table(shared_memory(), lane() + 32 * warp(), THREADS);
+template <class Format>
+DEVICE void write_pairs(u32* out, const u32* words, const u32* seconds, int count) {
+  constexpr int SPLIT = Format::SPLIT;
+  const SharedAddress table = known_address(0);
+  check_known_addresses();
+  Format::fill_table(table, lane() + 32 * warp(), THREADS);
   sync_block();
   for (int i = THREADS * block() + lane() + 32 * warp(); i < count; i += THREADS * blocks()) {
-    u32 pairs[2][T::SPLIT];
-    T::unpack_key(words[i], seconds[i], shared_memory(), pairs[0]);
-    T::unpack_value(words[i], seconds[i], shared_memory(), pairs[1]);
+    u32 pairs[2][SPLIT];
+    Format::unpack_key(words[i], seconds[i], table, pairs[0]);
+    Format::unpack_value(words[i], seconds[i], table, pairs[1]);
 #pragma unroll
-    for (int j = 0; j < 2 * T::SPLIT; j++) {
-      out[2 * T::SPLIT * i + j] = pairs[j / T::SPLIT][j % T::SPLIT];
-    }
+    for (int j = 0; j < 2 * SPLIT; j++) out[2 * SPLIT * i + j] = pairs[j / SPLIT][j % SPLIT];
   }
+}
+
+extern "C" GLOBAL void in_registers(u32* out, const u32* words, const u32* seconds, int count) {
+  write_pairs<F>(out, words, seconds, count);
+}
+
+extern "C" GLOBAL void in_table(u32* out, const u32* words, const u32* seconds, int count) {
+  write_pairs<T>(out, words, seconds, count);
 }
 """
 THREADS = 64  # of a block that fills a table
@@ -146,11 +157,11 @@ def facts(codec: str, arch: int = 90) -> Facts:
     )
 
 
-def sizes(codec: str) -> tuple[int, int]:
-    """Bytes of a codec's table, and whether its keys' pairs are neighbours."""
-    out = np.full(2, -1, np.int32)
+def sizes(codec: str) -> tuple[int, dict[str, bool]]:
+    """Bytes of shared memory for a table, and whether keys' pairs are neighbours, by kernel."""
+    out = np.full(3, -1, np.int32)
     program(codec, 90).launch("sizes", grid=1, threads=32, args=[out])
-    return int(out[0]), int(out[1])
+    return int(out[0]), {"in_registers": bool(out[1]), "in_table": bool(out[2])}
 
 
 def test_the_constants_are_those_of_the_oracle() -> None:
@@ -257,25 +268,25 @@ def test_every_unit_reads_as_the_oracle_does(codec: str, arch: int) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("kernel", ["in_registers", "in_table"])
 @pytest.mark.parametrize("codec", formats.TABLED)
-def test_tables_give_what_every_unit_reads_as(codec: str) -> None:
-    """By all lanes; keys' pairs are neighbours of one unit, values' of both units."""
-    table_bytes, neighbours = sizes(codec)
-    assert neighbours
+def test_pairs_of_keys_and_values_are_those_of_every_unit(codec: str, kernel: str) -> None:
+    """By all lanes; a key's pairs may be neighbours of a unit, a value's are of both units."""
+    shared_bytes, neighbours = sizes(codec)
     for units, seconds in cases(codec):
         other = np.random.default_rng(int(seconds[0])).permutation(units.size)
-        words, pair = units | units[other] << 16, seconds | seconds[other] << 16
+        words, pairs = units | units[other] << 16, seconds | seconds[other] << 16
         low = expected(codec, 90, units, seconds)
-        high = low[other]
+        both = np.stack([low, low[other]], axis=2)
+        keys = np.concatenate([low, low[other]], axis=1).reshape(both.shape)
         out = np.zeros((units.size, 2, low.shape[1]), np.uint32)
-        args = [out, words, pair, words.size]
+        args = [out, words, pairs, words.size]
         program(codec, 90).launch(
-            "looked_up", grid=1, threads=THREADS, shared_bytes=table_bytes, args=args
+            kernel, grid=1, threads=THREADS, shared_bytes=shared_bytes, args=args
         )
-        pairs = out.view(np.uint16).reshape(units.size, 2, -1)
-        np.testing.assert_array_equal(pairs[:, 0], np.concatenate([low, high], axis=1))
-        np.testing.assert_array_equal(pairs[:, 1, 0::2], low)
-        np.testing.assert_array_equal(pairs[:, 1, 1::2], high)
+        found = out.view(np.uint16).reshape(units.size, 2, *both.shape[1:])
+        np.testing.assert_array_equal(found[:, 0], keys if neighbours[kernel] else both)
+        np.testing.assert_array_equal(found[:, 1], both)
 
 
 @each_codec

@@ -112,8 +112,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
           const int at = segment % 2 * 2;
           const u32 first = second_of_key<Format, DIM>(tile, group, segment);
           const u32 other = second_of_key<Format, DIM>(tile, group + 8, segment);
-          Format::unpack_key(r[t][at], first, nullptr, low);
-          Format::unpack_key(r[t][at + 1], other, nullptr, high);
+          Format::unpack_key(r[t][at], first, {}, low);
+          Format::unpack_key(r[t][at + 1], other, {}, high);
 #pragma unroll
           for (int j = 0; j < Format::SPLIT; j += 2) {
             const int step = (segment * Format::SPLIT + j) / 2;

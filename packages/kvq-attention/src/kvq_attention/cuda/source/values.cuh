@@ -99,8 +99,8 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
         const int at = segment % 2 * 2;
         const u32 first = second_of_value<Format, DIM>(tile, token, segment);
         const u32 other = second_of_value<Format, DIM>(tile, token + 8, segment);
-        Format::unpack_value(r[at], first, nullptr, low);
-        Format::unpack_value(r[at + 1], other, nullptr, high);
+        Format::unpack_value(r[at], first, {}, low);
+        Format::unpack_value(r[at + 1], other, {}, high);
 #pragma unroll
         for (int j = 0; j < Format::SPLIT; j += 2) {
           add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);

@@ -15,16 +15,17 @@ struct Alike {
   // SPLIT / 2, then those of the high unit. A value's two units are of different tokens.
   static constexpr bool NEIGHBOURS = false;
 
-  // Of the block's table, which Format::fill_table writes; 0 where there is none.
+  // Of the block's table, which all its threads write; 0 where there is none.
   static constexpr int TABLE_BYTES = 0;
+  DEVICE static void fill_table(SharedAddress, int, int) {}
 
   template <int SPLIT>
-  DEVICE static void unpack_key(u32 word, u32 second, const u8*, u32 (&values)[SPLIT]) {
+  DEVICE static void unpack_key(u32 word, u32 second, SharedAddress, u32 (&values)[SPLIT]) {
     Format::unpack(word, second, values);
   }
 
   template <int SPLIT>
-  DEVICE static void unpack_value(u32 word, u32 second, const u8*, u32 (&values)[SPLIT]) {
+  DEVICE static void unpack_value(u32 word, u32 second, SharedAddress, u32 (&values)[SPLIT]) {
     Format::unpack(word, second, values);
   }
 };
