@@ -88,7 +88,7 @@ def compiled(job: Job) -> dict[str, object]:
         name, warps = "merge", job.merge_warps
         defines = decode.merge_defines(job.dim, dtype, shape, warps)
     else:
-        name, warps = "decode", shapes.THREADS // 32
+        name, warps = "decode", shape.warps
         given = (job.k, job.v, job.dim, dtype, shape, job.softcap, job.one_tile)
         defines = decode.defines(*given)
     cubin = compiler.compile(compiler.source(f"{name}.cu", defines), job.arch)

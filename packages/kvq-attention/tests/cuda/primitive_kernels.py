@@ -59,12 +59,17 @@ extern "C" GLOBAL void NAME(float* cs, const u32* as, const u32* bs) {
   const int i = 32 * warp() + lane();
   float c[4];
   for (int k = 0; k < 4; k++) c[k] = cs[4 * i + k];
-  PRODUCT(c, as[4 * i], as[4 * i + 1], as[4 * i + 2], as[4 * i + 3], bs[2 * i], bs[2 * i + 1]);
+  PRODUCT;
   for (int k = 0; k < 4; k++) cs[4 * i + k] = c[k];
 }
 """
-TEXT += PRODUCT.replace("NAME", "product").replace("PRODUCT", "mma")
-TEXT += PRODUCT.replace("NAME", "product_bf16").replace("PRODUCT", "mma_bf16")
+PRODUCTS = ("product", "product_bf16", "product_k8")
+K16 = "(c, as[4 * i], as[4 * i + 1], as[4 * i + 2], as[4 * i + 3], bs[2 * i], bs[2 * i + 1])"
+TEXT += PRODUCT.replace("NAME", "product").replace("PRODUCT", "mma" + K16)
+TEXT += PRODUCT.replace("NAME", "product_bf16").replace("PRODUCT", "mma_bf16" + K16)
+TEXT += PRODUCT.replace("NAME", "product_k8").replace(
+    "PRODUCT", "mma_k8(c, as[4 * i], as[4 * i + 1], bs[2 * i])"
+)
 
 TEXT += """
 // Rows of 16 bytes; lane l loads row 7 l % 32.
@@ -113,7 +118,7 @@ extern "C" GLOBAL void copied(u32* out, const u8* from, int rounds) {
   }
 }
 """
-KERNELS = (*WORDS, "product", "product_bf16", "loaded", "copied")
+KERNELS = (*WORDS, *PRODUCTS, "loaded", "copied")
 
 THREADS = 128
 SHARED_BYTES = 2 * 128 * 28

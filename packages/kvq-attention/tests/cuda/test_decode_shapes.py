@@ -60,7 +60,8 @@ def test_every_pair_of_formats_gets_a_launch_that_fits(dim: int, kib: int) -> No
         taken = shape.shared_bytes(decode.sizes(k, v, dim))
         assert 1 <= shape.blocks <= MOST_BLOCKS
         assert shape.blocks * (taken + shapes.DRIVER_BYTES) <= kib << 10
-        assert REGISTERS // (shape.blocks * shapes.THREADS) >= 64
+        assert REGISTERS // (shape.blocks * shape.threads) >= 64
+        assert shape.threads <= 1024
         assert items.CHUNK_STEP % (shape.tiles * items.TILE) == 0, "chunks are whole steps"
         checked += 1
     assert checked >= 64 * len(ROWS)

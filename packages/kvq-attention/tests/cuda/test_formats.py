@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ extern "C" GLOBAL void facts(float* out) {
   out[4] = F::ROTATED;
   out[5] = F::BF16;
   out[6] = F::FACTOR;
+  out[7] = F::OFFSET;
+  out[8] = F::NEIGHBOURS;
+  for (int i = 0; i < F::SPLIT; i++) out[9 + i] = F::place(i);
 }
 
 template <class Format>
@@ -41,36 +45,52 @@ DEVICE u32 second_of(u32 bytes) {
   return bytes;
 }
 
-extern "C" GLOBAL void unpacked(u32* out, const u32* words, const u32* seconds, int count) {
+extern "C" GLOBAL void unpacked(u32* keys, u32* values, const u32* words, const u32* seconds,
+                                int count) {
   for (int i = 32 * block() + lane(); i < count; i += 32 * blocks()) {
-    u32 values[F::SPLIT];
-    F::unpack(words[i], second_of<F>(seconds[i]), values);
+    u32 key[F::SPLIT], value[F::SPLIT];
+    F::unpack_key(words[i], second_of<F>(seconds[i]), {}, key);
+    F::unpack_value(words[i], second_of<F>(seconds[i]), {}, value);
 #pragma unroll
-    for (int j = 0; j < F::SPLIT; j++) out[F::SPLIT * i + j] = values[j];
+    for (int j = 0; j < F::SPLIT; j++) {
+      keys[F::SPLIT * i + j] = key[j];
+      values[F::SPLIT * i + j] = value[j];
+    }
   }
 }
 """
 
-TABLED_KERNELS = ("facts", "unpacked", "sizes", "looked_up")
+TABLED_KERNELS = (*KERNELS, "sizes", "in_registers", "in_table")
 TABLED_TEXT = """
 extern "C" GLOBAL void sizes(int* out) {
-  out[0] = T::TABLE_BYTES;
-  out[1] = T::NEIGHBOURS;
+  out[0] = T::TABLE_BYTES + KNOWN_FROM;
+  out[1] = F::NEIGHBOURS;
+  out[2] = T::NEIGHBOURS;
 }
 
 // Keys' pairs, then values'.
-extern "C" GLOBAL void looked_up(u32* out, const u32* words, const u32* seconds, int count) {
-  T::fill_table(shared_memory(), lane() + 32 * warp(), THREADS);
+template <class Format>
+DEVICE void write_pairs(u32* out, const u32* words, const u32* seconds, int count) {
+  constexpr int SPLIT = Format::SPLIT;
+  const SharedAddress table = known_address(0);
+  check_known_addresses();
+  Format::fill_table(table, lane() + 32 * warp(), THREADS);
   sync_block();
   for (int i = THREADS * block() + lane() + 32 * warp(); i < count; i += THREADS * blocks()) {
-    u32 pairs[2][T::SPLIT];
-    T::unpack_key(words[i], seconds[i], shared_memory(), pairs[0]);
-    T::unpack_value(words[i], seconds[i], shared_memory(), pairs[1]);
+    u32 pairs[2][SPLIT];
+    Format::unpack_key(words[i], seconds[i], table, pairs[0]);
+    Format::unpack_value(words[i], seconds[i], table, pairs[1]);
 #pragma unroll
-    for (int j = 0; j < 2 * T::SPLIT; j++) {
-      out[2 * T::SPLIT * i + j] = pairs[j / T::SPLIT][j % T::SPLIT];
-    }
+    for (int j = 0; j < 2 * SPLIT; j++) out[2 * SPLIT * i + j] = pairs[j / SPLIT][j % SPLIT];
   }
+}
+
+extern "C" GLOBAL void in_registers(u32* out, const u32* words, const u32* seconds, int count) {
+  write_pairs<F>(out, words, seconds, count);
+}
+
+extern "C" GLOBAL void in_table(u32* out, const u32* words, const u32* seconds, int count) {
+  write_pairs<T>(out, words, seconds, count);
 }
 """
 THREADS = 64  # of a block that fills a table
@@ -100,17 +120,48 @@ def program(codec: str, arch: int) -> Program:
     return build(text(codec), names(codec), arch=arch)
 
 
-def facts(codec: str, arch: int = 90) -> list[float]:
-    out = np.full(7, np.nan, np.float32)
+@dataclass(frozen=True)
+class Facts:
+    """What a header says; `places` of the values of a unit."""
+
+    split: int
+    second: int
+    block: int
+    scale_bytes: int
+    rotated: bool
+    bf16: bool
+    factor: float
+    offset: int
+    neighbours: bool
+    places: np.ndarray
+
+
+@functools.cache
+def facts(codec: str, arch: int = 90) -> Facts:
+    out = np.full(9 + 8, np.nan, np.float32)
     program(codec, arch).launch("facts", grid=1, threads=32, args=[out])
-    return list(map(float, out))
+    split, second, block, scale_bytes, rotated, bf16, factor, offset, neighbours, *places = map(
+        float, out
+    )
+    return Facts(
+        int(split),
+        int(second),
+        int(block),
+        int(scale_bytes),
+        bool(rotated),
+        bool(bf16),
+        factor,
+        int(offset),
+        bool(neighbours),
+        np.array(places[: int(split)]),
+    )
 
 
-def sizes(codec: str) -> tuple[int, int]:
-    """Bytes of a codec's table, and whether its keys' pairs are neighbours."""
-    out = np.full(2, -1, np.int32)
+def sizes(codec: str) -> tuple[int, dict[str, bool]]:
+    """Bytes of shared memory for a table, and whether keys' pairs are neighbours, by kernel."""
+    out = np.full(3, -1, np.int32)
     program(codec, 90).launch("sizes", grid=1, threads=32, args=[out])
-    return int(out[0]), int(out[1])
+    return int(out[0]), {"in_registers": bool(out[1]), "in_table": bool(out[2])}
 
 
 def test_the_constants_are_those_of_the_oracle() -> None:
@@ -121,22 +172,22 @@ def test_the_constants_are_those_of_the_oracle() -> None:
 @each_codec
 def test_headers_say_what_specs_say(codec: str) -> None:
     spec, format = kvq_codecs.get(codec).spec, formats.get(codec)
-    split, second, block, scale_bytes, rotated, bf16, _ = facts(codec)
+    said = facts(codec)
     assert [name for name in format.planes if name] == [plane.name for plane in spec.planes]
     codes = spec.plane(format.codes)
-    assert split * codes.row_bytes(DIM) == 2 * DIM
+    assert said.split * codes.row_bytes(DIM) == 2 * DIM
     if format.second is None:
-        assert second == 0
+        assert said.second == 0
     else:
-        assert spec.plane(format.second).row_bytes(DIM) * split * second == DIM
+        assert spec.plane(format.second).row_bytes(DIM) * said.split * said.second == DIM
     if format.scale is None:
-        assert (block, scale_bytes) == (-1, 0)
+        assert (said.block, said.scale_bytes) == (-1, 0)
     else:
         scale = spec.plane(format.scale)
-        assert block == (scale.span or 0)
-        assert scale_bytes == scale.row_bytes(DIM) / scale.row_items(DIM)
-    assert bool(rotated) == codec.startswith("iso")
-    assert bool(bf16) == (codec == "bf16")
+        assert said.block == (scale.span or 0)
+        assert said.scale_bytes == scale.row_bytes(DIM) / scale.row_items(DIM)
+    assert said.rotated == codec.startswith("iso")
+    assert said.bf16 == (codec == "bf16")
 
 
 def cases(codec: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -149,10 +200,10 @@ def cases(codec: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield np.tile(UNITS, 16), np.repeat(seconds, UNITS.size)
 
 
-def expected(codec: str, units: np.ndarray, seconds: np.ndarray, factor: float) -> np.ndarray:
-    """Bits of what units hold by the oracle, under scales of 1: [n, SPLIT]."""
-    spec, format = kvq_codecs.get(codec).spec, formats.get(codec)
-    split, second, *_ = map(int, facts(codec))
+def expected(codec: str, arch: int, units: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Bits of operands for what units hold by the oracle, under scales of 1: [n, SPLIT]."""
+    spec, format, said = kvq_codecs.get(codec).spec, formats.get(codec), facts(codec, arch)
+    split = said.split
     if split == 1:
         return units.astype(np.uint16)[:, None]
     planes: dict[str, Any] = {}
@@ -161,7 +212,7 @@ def expected(codec: str, units: np.ndarray, seconds: np.ndarray, factor: float) 
         if plane.name == format.codes:
             items = units.astype("<u2").view(np.uint8)
         elif plane.name == format.second:
-            items = seconds[::second].astype(np.uint8)
+            items = seconds[:: said.second].astype(np.uint8)
         else:
             items = np.ones(shape, plane.dtype)
         planes[plane.name] = items.reshape(shape)
@@ -171,17 +222,28 @@ def expected(codec: str, units: np.ndarray, seconds: np.ndarray, factor: float) 
     elif codec == "iso4":
         values = iso4.CENTROIDS[unpack(np, planes["codes"], 4)]
     else:
-        values = kvq_codecs.get(codec).decode(Encoded(spec, DIM, planes)) / np.float32(factor)
+        values = kvq_codecs.get(codec).decode(Encoded(spec, DIM, planes)).reshape(-1, split)
+        if said.offset:  # 0 would make -0 another
+            values = values + np.float32(said.offset)
+        values = values * 2**said.places / said.factor
         np.testing.assert_array_equal(values, values.astype(np.float16))
     return values.astype(np.float16).view(np.uint16).reshape(-1, split)
 
 
-def unpacked(codec: str, arch: int, words: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Bits of what the low and the high unit of words hold, [2, n, SPLIT]."""
-    out = np.zeros((words.size, int(facts(codec)[0])), np.uint32)
-    args = [out, words, seconds, words.size]
+def unpacked(
+    codec: str, arch: int, words: np.ndarray, seconds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bits of operands of the low and the high unit of words, [2, n, SPLIT]: keys and values."""
+    said = facts(codec, arch)
+    keys, values = np.zeros((2, words.size, said.split), np.uint32)
+    args = [keys, values, words, seconds, words.size]
     program(codec, arch).launch("unpacked", grid=1, threads=32, args=args)
-    return np.stack([out & 0xFFFF, out >> 16]).astype(np.uint16)
+    halves = np.stack([keys & 0xFFFF, keys >> 16], -1).astype(np.uint16)
+    if said.neighbours:  # registers [unit, pair of values][value of the pair]
+        keys = halves.reshape(-1, 2, said.split).swapaxes(0, 1)
+    else:
+        keys = np.moveaxis(halves, -1, 0)
+    return keys, np.stack([values & 0xFFFF, values >> 16]).astype(np.uint16)
 
 
 @needs_compiler
@@ -190,43 +252,41 @@ def unpacked(codec: str, arch: int, words: np.ndarray, seconds: np.ndarray) -> n
 )
 def test_every_unit_reads_as_the_oracle_does(codec: str, arch: int) -> None:
     """All units lie in both places of words, the other place holding any other."""
-    factor = facts(codec, arch)[6]
+    factor = facts(codec, arch).factor
     for units, seconds in cases(codec):
         other = np.random.default_rng(int(seconds[0])).permutation(units.size)
         words, pairs = units | units[other] << 16, seconds | seconds[other] << 16
-        low, high = unpacked(codec, arch, words, pairs)
-        wanted = expected(codec, units, seconds, factor)
-        if codec in HAVE_E4M3:  # codes of NaN, which no encoder writes, may read as 480
-            nan = (wanted & 0x7FFF) > 0x7C00
-            for found, want, is_nan in ((low, wanted, nan), (high, wanted[other], nan[other])):
-                read = found[is_nan].view(np.float16).astype(np.float32) * factor
+        low = expected(codec, arch, units, seconds)
+        wanted = np.stack([low, low[other]])
+        for found in unpacked(codec, arch, words, pairs):
+            if codec in HAVE_E4M3:  # codes of NaN, which no encoder writes, may read as 480
+                nan = (wanted & 0x7FFF) > 0x7C00
+                read = found[nan].view(np.float16).astype(np.float32) * factor
                 assert np.all(np.isnan(read) | (np.abs(read) % 240 == 0))
-                found[is_nan] = want[is_nan]
-        np.testing.assert_array_equal(low, wanted)
-        np.testing.assert_array_equal(high, wanted[other])
+                found[nan] = wanted[nan]
+            np.testing.assert_array_equal(found, wanted)
 
 
 @needs_compiler
+@pytest.mark.parametrize("kernel", ["in_registers", "in_table"])
 @pytest.mark.parametrize("codec", formats.TABLED)
-def test_tables_give_what_every_unit_reads_as(codec: str) -> None:
-    """By all lanes; keys' pairs are neighbours of one unit, values' of both units."""
-    factor = facts(codec)[6]
-    table_bytes, neighbours = sizes(codec)
-    assert neighbours
+def test_pairs_of_keys_and_values_are_those_of_every_unit(codec: str, kernel: str) -> None:
+    """By all lanes; a key's pairs may be neighbours of a unit, a value's are of both units."""
+    shared_bytes, neighbours = sizes(codec)
     for units, seconds in cases(codec):
         other = np.random.default_rng(int(seconds[0])).permutation(units.size)
-        words, pair = units | units[other] << 16, seconds | seconds[other] << 16
-        low = expected(codec, units, seconds, factor)
-        high = low[other]
+        words, pairs = units | units[other] << 16, seconds | seconds[other] << 16
+        low = expected(codec, 90, units, seconds)
+        both = np.stack([low, low[other]], axis=2)
+        keys = np.concatenate([low, low[other]], axis=1).reshape(both.shape)
         out = np.zeros((units.size, 2, low.shape[1]), np.uint32)
-        args = [out, words, pair, words.size]
+        args = [out, words, pairs, words.size]
         program(codec, 90).launch(
-            "looked_up", grid=1, threads=THREADS, shared_bytes=table_bytes, args=args
+            kernel, grid=1, threads=THREADS, shared_bytes=shared_bytes, args=args
         )
-        pairs = out.view(np.uint16).reshape(units.size, 2, -1)
-        np.testing.assert_array_equal(pairs[:, 0], np.concatenate([low, high], axis=1))
-        np.testing.assert_array_equal(pairs[:, 1, 0::2], low)
-        np.testing.assert_array_equal(pairs[:, 1, 1::2], high)
+        found = out.view(np.uint16).reshape(units.size, 2, *both.shape[1:])
+        np.testing.assert_array_equal(found[:, 0], keys if neighbours[kernel] else both)
+        np.testing.assert_array_equal(found[:, 1], both)
 
 
 @each_codec

@@ -73,7 +73,8 @@ def test_matrices_are_loaded_from_the_rows_that_lanes_name(run: Run) -> None:
             np.testing.assert_array_equal(warp, wanted)
 
 
-# PTX, mma.m16n8k16 with 16-bit operands: where lane l keeps element i of a, b and c.
+# PTX, mma.m16n8k16 with 16-bit operands: where lane l keeps element i of a, b and c. What has k
+# below 8 lies there in mma.m16n8k8, too.
 GROUP, MEMBER = LANES // 4, LANES % 4
 
 
@@ -94,9 +95,13 @@ def bits_of(matrix: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return torch.from_numpy(matrix).to(dtype).view(torch.int16).numpy().view(np.uint16)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("product", torch.float16), ("product_bf16", torch.bfloat16)]
+each_product = pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("product", torch.float16), ("product_bf16", torch.bfloat16), ("product_k8", torch.float16)],
 )
+
+
+@each_product
 def test_products_of_matrices(run: Run, name: str, dtype: torch.dtype) -> None:
     """Of quarters, so that no order of summing rounds; each warp has matrices of its own."""
     rng = np.random.default_rng(4)
@@ -109,14 +114,13 @@ def test_products_of_matrices(run: Run, name: str, dtype: torch.dtype) -> None:
     held_a = np.stack(halves_a, -1).copy().view(np.uint32)
     held_b = np.stack(halves_b, -1).copy().view(np.uint32)
     run(name, [held_c, held_a, held_b])
-    wanted = c + a @ b
+    depth = 8 if name == "product_k8" else 16
+    wanted = c + a[..., :depth] @ b[:, :depth]
     for i in range(4):
         np.testing.assert_array_equal(held_c[..., i], wanted[:, *c_place(i)])
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("product", torch.float16), ("product_bf16", torch.bfloat16)]
-)
+@each_product
 def test_products_are_summed_in_f32(run: Run, name: str, dtype: torch.dtype) -> None:
     """2^-20 beside 1 is lost in either 16-bit type, and f16 does not reach 100000."""
     one, small = (bits_of(np.array([v]), dtype)[0] for v in (1.0, 2.0**-10))
@@ -129,6 +133,21 @@ def test_products_are_summed_in_f32(run: Run, name: str, dtype: torch.dtype) -> 
     run(name, [held_c, held_a.view(np.uint32), held_b.view(np.uint32)])
     np.testing.assert_array_equal(held_c[:, :, :2], np.float32(4 + 4 * 2**-20))
     np.testing.assert_array_equal(held_c[:, :, 2:], np.float32(100000))
+
+
+@pytest.mark.parametrize("name", ["product", "product_k8"])
+def test_products_take_subnormals_as_they_are(run: Run, name: str) -> None:
+    """Masked codes are read so: bits below an exponent of 0."""
+    rng = np.random.default_rng(5)
+    a = rng.integers(0, 1024, (4, 32, 8), np.uint16)
+    held_b = np.broadcast_to(bits_of(np.array([2.0**14]), torch.float16), (4, 32, 4)).copy()
+    held_c = np.zeros((4, 32, 4), np.float32)
+    run(name, [held_c, a.view(np.uint32), held_b.view(np.uint32)])
+    k = [0, 1, 4, 5] if name == "product" else [0, 1]
+    above, below = (a.reshape(4, 8, 4, 8)[..., [i + u for i in k]] for u in (0, 2))
+    for i, rows in ((0, above), (2, below)):
+        wanted = rows.astype(np.float32).sum((2, 3), keepdims=True)[..., 0] * 2.0**-10
+        np.testing.assert_array_equal(held_c.reshape(4, 8, 4, 4)[..., i], np.repeat(wanted, 4, -1))
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])

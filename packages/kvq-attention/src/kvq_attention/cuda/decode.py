@@ -108,15 +108,17 @@ def launch(
         softcap=scoring.softcap or 0.0,
     )
     launches.record("cuda", "decode")
-    runs = min(pieces, max(1, kernels.resident // kv_heads))
-    kernels.decode.launch_beside((runs * kv_heads,), shapes.THREADS, kernels.shared_bytes, (given,))
+    # Warps that every KV head has as many of, in whole blocks.
+    runs = min(pieces, max(1, kernels.resident * shape.warps // kv_heads))
+    blocks = -(-runs * kv_heads // shape.warps)
+    kernels.decode.launch_beside((blocks,), shape.threads, kernels.shared_bytes, (given,))
     if not alone:
         # One row a block: many warps each where there are few, for the same bits.
         lines = num_tokens * q_heads
         few = lines * MERGE_WARPS <= kernels.resident
         join, warps = (kernels.merge_few, MERGE_WARPS) if few else (kernels.merge, 1)
         join.launch_beside(
-            (lines,), warps * shapes.THREADS, MERGE_SUMS * (dim + 1) * 4, (given,)
+            (lines,), warps * shapes.WARP, MERGE_SUMS * (dim + 1) * 4, (given,)
         )
     return out
 
@@ -179,7 +181,7 @@ def load(
         for warps in (1, MERGE_WARPS)
     )
     shared_bytes = given["SET_SHARED_BYTES"]
-    held = step.resident_blocks(shapes.THREADS, shared_bytes)
+    held = step.resident_blocks(shape.threads, shared_bytes)
     found = torch.cuda.get_device_properties(device)
     return Kernels(step, merge, merge_few, shared_bytes, held * found.multi_processor_count)
 
@@ -188,7 +190,8 @@ def sizes(k: str, v: str, dim: int) -> shapes.Sizes:
     """Of what a block goes through."""
     specs = [kvq_codecs.get(name).spec for name in (k, v)]
     planes = 2 * max(len(spec.planes) for spec in specs)
-    return shapes.Sizes(dim, sum(spec.row_bytes(dim) for spec in specs), planes)
+    table_bytes = max(formats.get(name).table_bytes for name in (k, v))
+    return shapes.Sizes(dim, sum(spec.row_bytes(dim) for spec in specs), planes, table_bytes)
 
 
 def defines(
@@ -202,15 +205,20 @@ def defines(
 ) -> dict[str, Any]:
     """What decode is compiled with."""
     key, value = formats.get(k), formats.get(v)
+    types = {k: key.type, v: value.type}
+    if shape.tabled:
+        name = max((k, v), key=lambda name: formats.get(name).table_bytes)
+        types[name] = str(formats.get(name).tabled)
     return {
-        "SET_K": key.type,
-        "SET_V": value.type,
+        "SET_K": types[k],
+        "SET_V": types[v],
         "K_HEADER": f'"{key.header}"',
         "V_HEADER": f'"{value.header}"',
         "SET_ROWS": shape.rows,
         "SET_TILES": shape.tiles,
         "SET_STAGES": shape.stages,
         "SET_BLOCKS": shape.blocks,
+        "SET_WARPS": shape.warps,
         "SET_SOFTCAP": int(softcap),
         "SET_ONE_TILE": int(one_tile),
         "SET_SHARED_BYTES": shape.shared_bytes(sizes(k, v, dim)),

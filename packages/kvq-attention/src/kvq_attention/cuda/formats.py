@@ -25,8 +25,9 @@ TYPES = {
     "iso4": "Iso4",
 }
 
-# Those that look codes up in a table of their block's shared memory, beside the ones above.
-TABLED = {"iso3": "Iso3Tabled", "iso4": "Iso4Tabled"}
+# Those that look codes up in a table of their block's shared memory, beside the ones above,
+# and the tables' bytes.
+TABLED = {"iso3": ("Iso3Tabled", 16 << 10), "iso4": ("Iso4Tabled", 32 << 10)}
 
 CONSTANTS = "formats/constants.cuh"  # the header that holds what `constants` says
 
@@ -41,6 +42,7 @@ class Format:
     ----------
     type : the C++ type that describes it
     tabled : the C++ type that does so with a table, if there is one
+    table_bytes : of that table
     header : path of the header that defines the types, as an `#include` names it
     codes : the plane that words are read from
     second : the plane of the codes' other bits or of their blocks' scales, if there is one
@@ -49,6 +51,7 @@ class Format:
 
     type: str
     tabled: str | None
+    table_bytes: int
     header: str
     codes: str
     second: str | None
@@ -68,7 +71,8 @@ def get(codec: str) -> Format:
     scale = names.pop() if names[-1] in SCALES else None
     second = names.pop() if len(names) > 1 else None
     (codes,) = names
-    return Format(type, TABLED.get(codec), f"formats/{codec}.cuh", codes, second, scale)
+    tabled, table_bytes = TABLED.get(codec, (None, 0))
+    return Format(type, tabled, table_bytes, f"formats/{codec}.cuh", codes, second, scale)
 
 
 def constants() -> str:

@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from kvq_attention.cuda.items import TILE
 
 LINES = 8  # query rows that a product takes
-THREADS = 32  # of a block
-# Blocks that registers hold of 128 values a row and up to 8 query rows
-MOST_BLOCKS = 16
+WARP = 32  # threads
+# Warps that a multiprocessor's registers hold of 128 values a row and up to 8 query rows
+MOST_WARPS = 16
 # Bytes of a token up to which two tiles a step leave room for as many blocks
 TWO_TILES_BYTES = 160
-# Strides of planes, limits and the piece
-WALK_BYTES = 32 + 16 + 48
+# Strides of planes, an operand of products, limits and the piece
+WALK_BYTES = 32 + 16 + 16 + 48
 # What a block takes of shared memory besides its own
 DRIVER_BYTES = 1024
+# What may lie before a table whose address kernels know
+TABLE_FROM = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,13 @@ class Sizes:
     dim : values a row
     token_bytes : K and V of one token and KV head
     planes : of K and V, as many of one as of the other
+    table_bytes : of the table that codes can be looked up in; 0 = there is none
     """
 
     dim: int
     token_bytes: int
     planes: int
+    table_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +44,40 @@ class Shape:
 
     Attributes
     ----------
-    rows : query rows that a block takes at once: 4, 8 or 16
+    rows : query rows that a warp takes at once: 4, 8 or 16
     tiles : of 16 tokens a step
     stages : steps under way
     blocks : that a multiprocessor's registers are to hold
+    warps : of a block
+    tabled : whether codes are looked up in a table that a block's warps share
     """
 
     rows: int
     tiles: int
     stages: int
     blocks: int
+    warps: int = 1
+    tabled: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps * WARP
 
     def shared_bytes(self, sizes: Sizes) -> int:
         """Shared memory of a block.
 
-        As source/walk.cuh lays it out: tiles under way, where planes begin for each lane, what the
-        walk is along, queries or means.
+        As source/walk.cuh lays it out: a table; of each warp tiles under way, where planes begin
+        for each lane, what the walk is along, and queries.
         """
+        table = TABLE_FROM + sizes.table_bytes if self.tabled else 0
         ring = self.stages * self.tiles * TILE * sizes.token_bytes
-        addresses = sizes.planes * THREADS * 8
-        queries = self.rows * ((sizes.dim + 8) * 2 + 4)
-        means = 4 * (sizes.dim + 4) * 4
-        return -(-(ring + addresses + WALK_BYTES + max(queries, means)) // 16) * 16
+        addresses = sizes.planes * WARP * 8
+        columns = -(-self.rows // LINES)
+        queries = -(-self.rows * ((sizes.dim + 8) * 2 + 4) // 16) * 16
+        if self.tiles > 1 or columns > 1:  # which operands of products take the place of
+            queries = max(queries, columns * sizes.dim * 16)
+        return table + self.warps * (ring + addresses + WALK_BYTES + queries)
 
 
 def pick(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:
@@ -75,12 +91,20 @@ def pick(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:
     tiles = 2 if sizes.token_bytes <= TWO_TILES_BYTES else 1
     columns = -(-rows // LINES)
     # Sums take a quarter of a register a value and column, queries an eighth.
-    blocks = MOST_BLOCKS * 128 // (columns * max(sizes.dim, 128))
-    shape = Shape(rows, tiles, 2, blocks)
+    most = MOST_WARPS * 128 // (columns * max(sizes.dim, 128))
+    shape = Shape(rows, tiles, 2, most)
     taken = shape.shared_bytes(sizes) + DRIVER_BYTES
     if taken > shared_bytes:
         raise ValueError(
             f"a block takes {taken} bytes of shared memory for tokens of {sizes.token_bytes} "
             f"bytes; a multiprocessor has {shared_bytes}"
         )
-    return replace(shape, blocks=min(blocks, shared_bytes // taken))
+    shape = replace(shape, blocks=min(most, shared_bytes // taken))
+    if sizes.table_bytes:
+        # One block with one table, unless that leaves too few warps.
+        tabled = replace(shape, blocks=1, warps=0, tabled=True)
+        table = tabled.shared_bytes(sizes) + DRIVER_BYTES
+        warps = min(most, (shared_bytes - table) // (taken - DRIVER_BYTES))
+        if warps * 2 >= shape.blocks:
+            return replace(tabled, warps=warps)
+    return shape

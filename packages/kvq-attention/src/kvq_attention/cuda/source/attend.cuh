@@ -90,13 +90,15 @@ DEVICE void follow(State& state, float (&highest)[COLUMNS][2]) {
 // Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that do
 // not see all of it.
 template <bool MASKED>
-DEVICE void attend(State& state, Shared& shared, const Arguments& a, const u8* table,
-                   const Lane& mine, const u8* stage, int token,
-                   const Queries<DIM, COLUMNS>& queries, const Powers& powers) {
+DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine,
+                   const u8* stage, int token, const OurQueries& queries,
+                   const Powers& powers) {
+  const SharedAddress table = known_address(0);
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
-  score_tiles<K, DIM, TILES, COLUMNS>(scores, stage, TILE_BYTES, mine.key, queries);
+  score_tiles<K, DIM, TILES, COLUMNS, SHARED_QUERIES>(scores, stage, TILE_BYTES, mine.key, table,
+                                      queries);
   // What scores are still to be multiplied by, which costs nothing where they are added to.
   Powers left;
 #pragma unroll
@@ -167,9 +169,13 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, const u8* t
       }
     }
   }
+  // From memory, where it is an operand as it lies: constants would be moved together each time.
+  Words<16> offsets{};
+  if constexpr (V::OFFSET > 0) offsets = shared.value_offsets;
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
     const u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
-    add_tile<V, DIM, MASKED, COLUMNS>(state.sums, values, mine.value, weights[t]);
+    add_tile<V, DIM, MASKED, COLUMNS>(state.sums, values, mine.value, table, offsets,
+                                         weights[t]);
   }
 }

@@ -17,21 +17,26 @@ DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int toke
   const Request& request = shared.piece.request;
   const int lowest = a.window > 0 ? request.length - request.queries - a.window + 1 : 0;
   const int last = shared.limits.last;
-  const bool edge = token < lowest || token + STEP > last;
+  const auto values = [&](int t) { return stage + t * TILE_BYTES + KeyLayout::BYTES; };
+  if (token < lowest || token + STEP > last) {
 #pragma unroll
-  for (int t = 0; t < TILES; t++) {
-    u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
-    const int at = token + t * TILE;
-    if (edge) blank_rows<V, DIM>(values, lowest - at, last - at);
-    if (request.queries > 1) tame_rows<V, DIM>(values);
+    for (int t = 0; t < TILES; t++) {
+      const int at = token + t * TILE;
+      blank_rows<V, DIM>(values(t), lowest - at, last - at);
+    }
+    sync_warp();
   }
-  sync_warp();
+  if (request.queries > 1) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) tame_rows<V, DIM>(values(t));
+    sync_warp();
+  }
 }
 
 // Goes through `count` pieces of one KV head and group, of chunks that follow each other from
 // `chunk` on.
-DEVICE void walk_pieces(Shared& shared, const Arguments& a, const u8* table, const Piece& piece,
-                        int index, int number, int chunk, int count) {
+DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, int index,
+                        int number, int chunk, int count) {
   const Request& request = piece.request;
   const Cut& cut = request.chunks;
   int first = cut.first + chunk * cut.size;
@@ -64,21 +69,22 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const u8* table, con
   for (int t = 0; t < TILES; t++) pages[t] = ahead[STAGES - 1][t];
   if (lane() == 0) {
     shared.piece = piece;
+    shared.value_offsets = offsets_operand<V>();
     shared.limits = {last, smaller(last, request.length - request.queries + 1),
                      a.window > 0 ? request.length - a.window : 0};
   }
-  load_queries<K, DIM, ROWS>(shared.queries, a, piece);
+  load_queries<K, DIM, ROWS>(shared.queries.rows, a, piece);
   sync_warp();
-  Queries<DIM, COLUMNS> queries;
-  place_queries<K, DIM, ROWS, COLUMNS>(queries, shared.queries);
   Powers powers;
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      powers[n][j] = shared.queries.power[(8 * n + 2 * (lane() % 4) + j) % ROWS];
+      powers[n][j] = shared.queries.rows.power[(8 * n + 2 * (lane() % 4) + j) % ROWS];
     }
   }
+  OurQueries queries;
+  place_queries<K, DIM, ROWS, COLUMNS>(queries, shared.queries.rows, shared.queries.words);
   State state;
   state.clear();
   if (first == last) {
@@ -104,9 +110,9 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const u8* table, con
     }
     if (token + STEP > calm) {
       blank_unseen(shared, a, stage, token);
-      attend<true>(state, shared, a, table, mine, stage, token, queries, powers);
+      attend<true>(state, shared, a, mine, stage, token, queries, powers);
     } else {
-      attend<false>(state, shared, a, table, mine, stage, token, queries, powers);
+      attend<false>(state, shared, a, mine, stage, token, queries, powers);
     }
     token += STEP;
     if (token >= stop) {
@@ -123,17 +129,18 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const u8* table, con
 }
 
 extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
-  u8* memory = kept_shared(shared_memory());
   if constexpr (TABLE_BYTES > 0) {
-    using Tabled = Pick<(K::TABLE_BYTES > 0), K, V>;
-    Tabled::fill_table(memory, 32 * warp() + lane(), 32 * WARPS);
+    check_known_addresses();
+    Tabled::fill_table(known_address(0), 32 * warp() + lane(), 32 * WARPS);
     sync_block();
   }
   wait_for_earlier();
   launch_dependents();
-  Shared& shared = *reinterpret_cast<Shared*>(memory + TABLE_BYTES + warp() * sizeof(Shared));
+  const int mine = WARPS > 1 ? warp() : 0;
+  u8* memory = kept_shared(shared_memory() + TABLE_BYTES + mine * sizeof(Shared));
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
-  const int index = block() * WARPS + warp();
+  const int index = block() * WARPS + mine;
   const int head = index % a.kv_heads, run = index / a.kv_heads;
   const int runs = blocks() * WARPS / a.kv_heads;
   const int total = smaller(count_pieces<ROWS>(a), a.capacity);
@@ -149,7 +156,7 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
       const int chunk = local % chunks;
       const int count = smaller(end - number, chunks - chunk);
       const Piece piece{cursor.request, local / chunks * ROWS, head};
-      walk_pieces(shared, a, memory, piece, cursor.index, number, chunk, count);
+      walk_pieces(shared, a, piece, cursor.index, number, chunk, count);
       number += count;
     }
   }

@@ -7,3 +7,5 @@
 #include "scalar.cuh"
 
 #include "warp.cuh"
+
+#include "shared.cuh"

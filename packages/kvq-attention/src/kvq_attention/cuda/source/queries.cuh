@@ -35,7 +35,8 @@ struct alignas(16) QueryRows {
 };
 
 // Puts down a row as f16 or bf16 times a power of two that brings its largest value into [1, 2):
-// exact, and it keeps what f32 and bf16 hold within f16's range.
+// exact, and it keeps what f32 and bf16 hold within f16's range. Where keys are subnormals it goes
+// up to f16's end, so that what their offset adds to a sum is not one, and places are made up for.
 template <class Format, int DIM, int ROWS, int QUADS>
 DEVICE void put_row(QueryRows<DIM, ROWS>& shared, const Arguments& a, int row,
                     float (&x)[QUADS][4]) {
@@ -53,16 +54,19 @@ DEVICE void put_row(QueryRows<DIM, ROWS>& shared, const Arguments& a, int row,
     const u32 other = shuffle_xor(top, mask);
     top = other > top ? other : top;
   }
-  const int exponent = smaller(larger(int(top >> 23), 1), 253);
-  const float inverse = as_float(u32(254 - exponent) << 23);
+  constexpr int LIFT = Format::OFFSET > 0 ? 14 : 0;
+  const int exponent = smaller(larger(int(top >> 23), LIFT + 1), LIFT > 0 ? 254 : 253);
+  const float inverse = as_float(u32(254 + LIFT - exponent) << 23);
   const float power = as_float(u32(exponent) << 23);
-  if (lane() == 0) shared.power[row] = power * a.score_scale * Format::FACTOR;
+  if (lane() == 0) shared.power[row] = power * a.score_scale * (Format::FACTOR / (1 << LIFT));
 #pragma unroll
   for (int i = 0; i < QUADS; i++) {
     const int first = 128 * i + 4 * lane();
     if (first >= DIM) continue;
 #pragma unroll
-    for (int j = 0; j < 4; j++) x[i][j] *= inverse;
+    for (int j = 0; j < 4; j++) {
+      x[i][j] *= inverse / float(1 << Format::place(j % Format::SPLIT));
+    }
     if (Format::ROTATED) turn(x[i], a.turns, first / 4, false);
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
@@ -105,9 +109,39 @@ DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const
   }
 }
 
-// The rows as operands: the order of values is that in which the format's keys are unpacked.
-template <class Format, int DIM, int ROWS, int COLUMNS>
-DEVICE void place_queries(Queries<DIM, COLUMNS>& queries, const QueryRows<DIM, ROWS>& shared) {
+// Queries::offsets of a row, of which sums see what f16 left.
+template <class Format, int DIM>
+DEVICE u32 offsets_of(const u16* row, int i) {
+  const int first = 2 * (2 * i + lane() % 2) * Format::BLOCK;
+  if (first >= DIM) return 0;
+  float offset[2];
+#pragma unroll
+  for (int block = 0; block < 2; block++) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int at = 0; at < Format::BLOCK; at += 8) {
+      const u16* values = &row[first + block * Format::BLOCK + at];
+      const auto eight = *reinterpret_cast<const Words<16>*>(values);
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const u32 pair = eight.word[j / 2];
+        sum += low_half(pair) * float(1 << Format::place(j % Format::SPLIT));
+        sum += high_half(pair) * float(1 << Format::place((j + 1) % Format::SPLIT));
+      }
+    }
+    offset[block] = sum * (-Format::OFFSET / Format::FACTOR);
+  }
+  const u32 rounded = pack_halves(offset[0], offset[1]);
+  if (lane() % 4 < 2) return rounded;
+  return pack_halves(offset[0] - low_half(rounded), offset[1] - high_half(rounded));
+}
+
+// The rows as operands: the order of values is that in which the format's keys are unpacked. Words
+// in shared memory may take the rows' place.
+template <class Format, int DIM, int ROWS, int COLUMNS, bool SHARED>
+DEVICE void place_queries(Queries<DIM, COLUMNS, SHARED>& queries,
+                          const QueryRows<DIM, ROWS>& shared, u8* words) {
+  u32 all[COLUMNS][DIM / 16][2];
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
     const u16* row = shared.values[(8 * n + lane() / 4) % ROWS];
@@ -117,7 +151,15 @@ DEVICE void place_queries(Queries<DIM, COLUMNS>& queries, const QueryRows<DIM, R
       const int first = Format::SPLIT * (8 * segment + 2 * (lane() % 4));
       const int at = first + (Format::NEIGHBOURS ? 2 * j : j);
       const int next = at + (Format::NEIGHBOURS ? 1 : Format::SPLIT);
-      queries[n][part / 2][part % 2] = row[at] | u32(row[next]) << 16;
+      all[n][part / 2][part % 2] = row[at] | u32(row[next]) << 16;
+    }
+    if constexpr (Format::OFFSET > 0) {
+#pragma unroll
+      for (int i = 0; i < Queries<DIM, COLUMNS, SHARED>::OFFSETS; i++) {
+        queries.offsets[n][i] = offsets_of<Format, DIM>(row, i);
+      }
     }
   }
+  sync_warp();  // the rows have been read
+  queries.write(words, all);
 }

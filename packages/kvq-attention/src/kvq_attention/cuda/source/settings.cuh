@@ -4,6 +4,7 @@
 #include K_HEADER
 #include V_HEADER
 
+#include "keys.cuh"
 #include "tile.cuh"
 
 using K = SET_K;
@@ -21,6 +22,10 @@ constexpr int COLUMNS = (ROWS + 7) / 8;  // groups of 8 query rows
 constexpr int STEP = TILE * TILES;       // tokens a step
 static_assert(CHUNK_STEP % STEP == 0, "chunks are whole steps");
 
+// Registers hold the queries of a tile at a time, unless there are many.
+constexpr bool SHARED_QUERIES = TILES > 1 || COLUMNS > 1;
+using OurQueries = Queries<DIM, COLUMNS, SHARED_QUERIES>;
+
 using KeyLayout = Layout<K, DIM>;
 using ValueLayout = Layout<V, DIM>;
 constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
@@ -37,5 +42,7 @@ struct Picked<false, A, B> {
 template <bool FIRST, class A, class B>
 using Pick = typename Picked<FIRST, A, B>::type;
 
-// Of the table that a block has, if one of the formats looks values up.
-constexpr int TABLE_BYTES = larger(K::TABLE_BYTES, V::TABLE_BYTES);
+// The format that looks values up in the block's table, if one does; the table, and what it takes
+// with what may lie before it.
+using Tabled = Pick<(K::TABLE_BYTES > 0), K, V>;
+constexpr int TABLE_BYTES = Tabled::TABLE_BYTES > 0 ? KNOWN_FROM + Tabled::TABLE_BYTES : 0;

@@ -21,7 +21,8 @@ DEVICE void each_run(const float (&sums)[DIM / 16][4], int j, float share, const
     float x[RUN<Format>];
 #pragma unroll
     for (int i = 0; i < RUN<Format>; i++) {
-      x[i] = sums[(part + i) / 2][(part + i) % 2 * 2 + j] * share;
+      const float place = 1 << Format::place((part + i) % Format::SPLIT);
+      x[i] = sums[(part + i) / 2][(part + i) % 2 * 2 + j] * (share / place);
     }
     if constexpr (Format::ROTATED) turn(x, turns, value / 4, true);
     store(value, x);

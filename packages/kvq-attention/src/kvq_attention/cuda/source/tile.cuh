@@ -2,6 +2,7 @@
 #pragma once
 
 #include "items.cuh"
+#include "shared.cuh"
 #include "warp.cuh"
 
 // Where a format's rows of DIM values lie within a tile.

@@ -32,12 +32,25 @@ DEVICE u32 where_not_zero(u32 pair) {
   return (pair & 0xFFFF ? 0xFFFF : 0) | (pair >> 16 ? 0xFFFF0000 : 0);
 }
 
-// first: loaded_segment. weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for
-// row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it already. MASKED: some
-// are 0 because their rows do not see the token, whose scales may be NaN.
+// What the format's offset adds to operands of a part, see value_index, negated.
+template <class Format>
+DEVICE u32 offset_of(int part) {
+  return (0x8000 | Format::OFFSET << Format::place(part % Format::SPLIT)) * 0x00010001;
+}
+
+// What offsets add to operands of a step, as one operand: of parts 2i and 2i + 1 and again.
+template <class Format>
+DEVICE Words<16> offsets_operand() {
+  const u32 even = offset_of<Format>(0), odd = offset_of<Format>(1);
+  return {{even, odd, even, odd}};
+}
+
+// first: loaded_segment. offsets: offsets_operand. weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or
+// 2p + 8 and 2p + 9 for row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it
+// already. MASKED: some are 0 because their rows do not see the token, whose scales may be NaN.
 template <class Format, int DIM, bool MASKED, int COLUMNS>
-DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
-                     const u32 (&weights)[COLUMNS][2]) {
+DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, SharedAddress table,
+                     const Words<16>& offsets, const u32 (&weights)[COLUMNS][2]) {
   using L = Layout<Format, DIM>;
   constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
   constexpr int SEGMENTS = L::SEGMENTS / PARTS;
@@ -73,6 +86,13 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
       const auto add = [&](int step, u32 a0, u32 a1, u32 a2, u32 a3) {
 #pragma unroll
         for (int n = 0; n < COLUMNS; n++) {
+          if constexpr (Format::OFFSET > 0) {
+            // First, so that a tile's own product leaves a sum near what it was: taken out of the
+            // sum of all tiles an offset would leave that sum's rounding.
+            static_assert(Format::place(0) == Format::place(2 % Format::SPLIT), "as offsets are");
+            const u32 (&o)[4] = offsets.word;
+            mma(sums[n][step], o[0], o[1], o[2], o[3], scaled[n][0], scaled[n][1]);
+          }
           if (Format::BF16) {
             mma_bf16(sums[n][step], a0, a1, a2, a3, scaled[n][0], scaled[n][1]);
           } else {
@@ -85,10 +105,10 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first,
       } else {
         u32 low[Format::SPLIT], high[Format::SPLIT];
         const int at = segment % 2 * 2;
-        const u32 first = second_of_value<Format, DIM>(tile, token, segment);
+        const u32 one = second_of_value<Format, DIM>(tile, token, segment);
         const u32 other = second_of_value<Format, DIM>(tile, token + 8, segment);
-        Format::unpack_value(r[at], first, nullptr, low);
-        Format::unpack_value(r[at + 1], other, nullptr, high);
+        Format::unpack_value(r[at], one, table, low);
+        Format::unpack_value(r[at + 1], other, table, high);
 #pragma unroll
         for (int j = 0; j < Format::SPLIT; j += 2) {
           add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);

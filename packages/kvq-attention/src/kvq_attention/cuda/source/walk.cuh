@@ -24,9 +24,13 @@ struct Shared {
   u8 ring[STAGES * STAGE_BYTES];
   u64 from[PLANES][32];           // where a lane's bytes of page 0's first tile begin
   alignas(16) u32 page_bytes[8];  // that pages of a plane are apart
+  Words<16> value_offsets;        // offsets_operand
   Limits limits;
   Piece piece;
-  QueryRows<DIM, ROWS> queries;
+  union {
+    QueryRows<DIM, ROWS> rows;
+    u8 words[SHARED_QUERIES ? OurQueries::BYTES : 16];
+  } queries;
 };
 static_assert(TABLE_BYTES + WARPS * sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 

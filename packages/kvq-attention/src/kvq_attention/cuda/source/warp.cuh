@@ -200,7 +200,25 @@ DEVICE void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #endif
 }
 
-// The same for bf16 values.
+// The same for a 16 x 8 matrix a and an 8 x 8 matrix b.
+DEVICE void mma_k8(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+#ifdef __CUDACC__
+  asm(
+      "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+#else
+  const u32 words[6] = {a0, a1, 0, 0, b0, 0};
+  float widened[12];
+  for (int i = 0; i < 12; i++) {
+    widened[i] = i % 2 ? high_half(words[i / 2]) : low_half(words[i / 2]);
+  }
+  host::multiply("mma_k8", c, widened);
+#endif
+}
+
+// mma for bf16 values.
 DEVICE void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
 #ifdef __CUDACC__
   asm(
@@ -275,11 +293,11 @@ DEVICE void copy_async(u8* shared, const u8* global, bool live) {
 #endif
 }
 
-// An address in shared memory, a multiple of 128, as `kept` keeps a word.
+// An address in shared memory, a multiple of 16, as `kept` keeps a word.
 DEVICE u8* kept_shared(u8* shared) {
 #ifdef __CUDACC__
   void* address = __cvta_shared_to_generic(kept(shared_address(shared)));
-  return static_cast<u8*>(__builtin_assume_aligned(address, 128));
+  return static_cast<u8*>(__builtin_assume_aligned(address, 16));
 #else
   return shared;
 #endif

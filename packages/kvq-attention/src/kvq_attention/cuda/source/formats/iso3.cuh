@@ -55,13 +55,16 @@ struct Iso3Tabled : Iso3 {
   static constexpr int TABLE_BYTES = 16384;
 
   // An index is a nibble of low bits, of two codes, below their top bits. 13 + 10
-  DEVICE static void unpack_key(u32 word, u32 second, const u8* table, u32 (&values)[SPLIT]) {
+  //
+  // Also tried: top bits spread to a nibble a byte first, which takes as many instructions and
+  // 53 KiB, or 64 KiB without the shift, 11 + 10.
+  DEVICE static void unpack_key(u32 word, u32 second, SharedAddress table, u32 (&values)[SPLIT]) {
     look_up(word, second & 0x00330033, second & 0x00CC00CC, table, values);
   }
 
   // Low bits of the high unit's even codes change places with those of odd codes of the low one,
   // and so do top bits. 16 + 14
-  DEVICE static void unpack_value(u32 word, u32 second, const u8* table, u32 (&values)[SPLIT]) {
+  DEVICE static void unpack_value(u32 word, u32 second, SharedAddress table, u32 (&values)[SPLIT]) {
     const u32 changes = logic<XOR_AND>(word, word << 14, 0x33330000);
     const u32 both = multiply_high(changes, 0x00040001) + changes;  // and those 14 bits below
     const u32 top_changes = logic<XOR_AND>(second, second << 15, 0x00550000);
@@ -73,7 +76,7 @@ struct Iso3Tabled : Iso3 {
     for (int i = 0; i < SPLIT; i++) values[i] = pairs[i % 2 * 4 + i / 2];
   }
 
-  DEVICE static void fill_table(u8* table, int thread, int threads) {
+  DEVICE static void fill_table(SharedAddress table, int thread, int threads) {
     const auto pair = [](u32 index) {
       u32 values[SPLIT];
       unpack((index & 3) | (index >> 2 & 3) << 16, (index >> 4 & 1) | index >> 5 << 16, values);
@@ -86,7 +89,7 @@ struct Iso3Tabled : Iso3 {
   // Pairs of neighbours by their low bits and by top bits of even pairs and of odd ones: two bits
   // go to bits 4 and 5 of their pair's byte. Between them sums are left, which end at bit 10 of
   // each half.
-  DEVICE static void look_up(u32 word, u32 even_tops, u32 odd_tops, const u8* table,
+  DEVICE static void look_up(u32 word, u32 even_tops, u32 odd_tops, SharedAddress table,
                              u32 (&values)[SPLIT]) {
     const u32 even = logic<SELECT>(word, even_tops * 0x110, 0x0F0F0F0F);
     const u32 odd = logic<SELECT>(word >> 4, odd_tops * 0x44, 0x0F0F0F0F);

@@ -34,8 +34,22 @@ struct Iso4 : Alike<Iso4> {
     look_up(odds, signs, values[1], values[3]);
   }
 
+  // A key's pairs are of one unit, whose nibbles are selectors as they lie. 14 + 3; signs that are
+  // added make it 13 + 6.
+  static constexpr bool NEIGHBOURS = true;
+  DEVICE static void unpack_key(u32 word, u32, SharedAddress, u32 (&values)[SPLIT]) {
+    const u32 flip = multiply_high(word & 0x88888888, 0xE0000000);
+    const u32 selectors = logic<XOR_AND>(word, flip, 0x77777777);
+    const u32 even_signs = word << 4;
+    const u32 low_signs = permute(even_signs, word, 0x5140);
+    const u32 high_signs = permute(even_signs, word, 0x7362);
+    look_up(selectors, low_signs, values[0], values[1]);
+    look_up(multiply_high(selectors, 0x00010001), high_signs, values[2], values[3]);  // >> 16
+  }
+
  private:
-  // Selects two values of two units each; signs in bits 7, 15, 23, 31 are set where positive.
+  // Selects four values: two of each unit for `unpack`, those of a unit for `unpack_key`. Signs in
+  // bits 7, 15, 23, 31 are set where positive.
   DEVICE static void look_up(u32 selector, u32 signs, u32& first, u32& second) {
     const u32 low = permute(in_register(ISO4_LOW_0), ISO4_LOW_4, selector);
     const u32 negative = permute(in_register(ISO4_HIGH_0), ISO4_HIGH_4, selector);
@@ -47,14 +61,13 @@ struct Iso4 : Alike<Iso4> {
 
 // The same, two codes at a time in a table.
 struct Iso4Tabled : Iso4 {
-  static constexpr bool NEIGHBOURS = true;
   static constexpr int TABLE_BYTES = 32768;
 
   // An index is a byte of codes; its upper bit chooses a row's half. 6 + 4
   //
   // Also tried: rows of 128 bytes, to whose addresses a shift and an AND_OR lead, 8 + 4 or, with
   // products in place of shifts, 4 + 8; rows of 256 bytes, half of them free, 4 + 4 in 64 KiB.
-  DEVICE static void unpack_key(u32 word, u32, const u8* table, u32 (&values)[SPLIT]) {
+  DEVICE static void unpack_key(u32 word, u32, SharedAddress table, u32 (&values)[SPLIT]) {
     const u32 rows = word & 0x7F7F7F7F;
     const u32 columns = logic<AND_OR>(word, 0x80808080, columns_of_lane());
     values[0] = look_up_pair<0>(table, rows, columns);
@@ -65,7 +78,7 @@ struct Iso4Tabled : Iso4 {
 
   // The high unit's codes 0 and 2 change places with codes 1 and 3 of the low one: bytes hold codes
   // that belong together. 8 + 6; to permute pairs that are looked up in keys' way takes 10 + 4.
-  DEVICE static void unpack_value(u32 word, u32, const u8* table, u32 (&values)[SPLIT]) {
+  DEVICE static void unpack_value(u32 word, u32, SharedAddress table, u32 (&values)[SPLIT]) {
     const u32 changes = logic<XOR_AND>(word, word << 12, 0x0F0F0000);
     const u32 both = multiply_high(changes, 0x00100001) + changes;  // and those 12 bits below
     u32 pairs[SPLIT];
@@ -76,7 +89,7 @@ struct Iso4Tabled : Iso4 {
     values[3] = pairs[3];
   }
 
-  DEVICE static void fill_table(u8* table, int thread, int threads) {
+  DEVICE static void fill_table(SharedAddress table, int thread, int threads) {
     const auto pair = [](u32 index) {
       u32 values[SPLIT];
       unpack((index & 15) | index >> 4 << 16, 0, values);

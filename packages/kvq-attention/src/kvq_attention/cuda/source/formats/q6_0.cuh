@@ -4,30 +4,23 @@
 #include "formats/bits.cuh"
 #include "formats/operands.cuh"
 
-struct Q6_0 : Alike<Q6_0> {
+struct Q6_0 : Masked<Q6_0> {
   static constexpr int SPLIT = 4;
   static constexpr int SECOND = 1;
   static constexpr int BLOCK = 32;
-  static constexpr int SCALE_BYTES = 2;
-  static constexpr float FACTOR = 1;
-  static constexpr bool ROTATED = false;
-  static constexpr bool BF16 = false;
+  static constexpr int OFFSET = 32;
+  DEVICE static constexpr int place(int i) { return i % 2 * 4; }
 
-  // Under the exponent of 1024 the six bits ^ 32 are the f16 number 1056 + value, or
-  // 1536 + 16 * value four bits higher. 9 + 7
+  // The six bits ^ 32 are value + 32. 9 + 3
   DEVICE static void unpack(u32 word, u32 second, u32 (&values)[SPLIT]) {
     const u32 upper = word >> 8;
-    const u32 top_0 = logic<AND_XOR>(second << 4, 0x00300030, 0x64206420);
-    const u32 top_1 = logic<AND_XOR>(second << 6, 0x03000300, 0x66006600);
-    const u32 top_2 = logic<AND_XOR>(second, 0x00300030, 0x64206420);
-    const u32 top_3 = logic<AND_XOR>(second << 2, 0x03000300, 0x66006600);
-    const u32 sum_0 = logic<AND_XOR>(word, 0x000F000F, top_0);
-    const u32 sum_1 = logic<AND_XOR>(word, 0x00F000F0, top_1);
-    const u32 sum_2 = logic<AND_XOR>(upper, 0x000F000F, top_2);
-    const u32 sum_3 = logic<AND_XOR>(upper, 0x00F000F0, top_3);
-    values[0] = sub_halves(sum_0, 0x64206420);              // 1056
-    values[1] = fma_halves(sum_1, 0x2C002C00, 0xD600D600);  // * 1/16 - 96
-    values[2] = sub_halves(sum_2, 0x64206420);
-    values[3] = fma_halves(sum_3, 0x2C002C00, 0xD600D600);
+    const u32 top_0 = logic<AND_XOR>(second << 4, 0x00300030, 0x00200020);
+    const u32 top_1 = logic<AND_XOR>(second << 6, 0x03000300, 0x02000200);
+    const u32 top_2 = logic<AND_XOR>(second, 0x00300030, 0x00200020);
+    const u32 top_3 = logic<AND_XOR>(second << 2, 0x03000300, 0x02000200);
+    values[0] = logic<AND_OR>(word, 0x000F000F, top_0);
+    values[1] = logic<AND_OR>(word, 0x00F000F0, top_1);
+    values[2] = logic<AND_OR>(upper, 0x000F000F, top_2);
+    values[3] = logic<AND_OR>(upper, 0x00F000F0, top_3);
   }
 };

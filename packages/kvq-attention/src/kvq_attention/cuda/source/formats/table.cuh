@@ -5,7 +5,7 @@
 // bytes; a row's other 128 bytes are another index' row, or free.
 #pragma once
 
-#include "warp.cuh"
+#include "primitives.cuh"
 
 // Where this lane's column lies within a row, in each byte.
 DEVICE u32 columns_of_lane() { return u32(lane()) * 0x04040404; }
@@ -13,15 +13,15 @@ DEVICE u32 columns_of_lane() { return u32(lane()) * 0x04040404; }
 // The pair of byte I of `rows`, which is below 128. Bit 7 of that byte of `columns` chooses the
 // upper half of the row's 256 bytes. The permutation repeats the sign of `rows` for zeros.
 template <int I>
-DEVICE u32 look_up_pair(const u8* table, u32 rows, u32 columns) {
-  return *reinterpret_cast<const u32*>(table + permute(rows, columns, 0x8804 + 0x1111 * I));
+DEVICE u32 look_up_pair(SharedAddress table, u32 rows, u32 columns) {
+  return load_shared(table + permute(rows, columns, 0x8804 + 0x1111 * I));
 }
 
 // Writes a table's pairs, by all threads of a block: pair(index) of `at(index)`.
 template <int ENTRIES, class Pair, class At>
-DEVICE void fill_rows(u8* table, int thread, int threads, Pair pair, At at) {
+DEVICE void fill_rows(SharedAddress table, int thread, int threads, Pair pair, At at) {
   for (int i = thread; i < ENTRIES * 32; i += threads) {
     const u32 index = i / 32, column = i % 32;
-    *reinterpret_cast<u32*>(table + at(index) + 4 * column) = pair(index);
+    store_shared(table + at(index) + 4 * column, pair(index));
   }
 }
