@@ -116,8 +116,17 @@ extern "C" GLOBAL void copied(u32* out, const u8* from, int rounds) {
     sync_block();
   }
 }
+
+// Thread i writes a word at a known address and reads that of thread from[i].
+extern "C" GLOBAL void handed_over(u32* out, const u32* words, const u32* from) {
+  const int i = 32 * warp() + lane();
+  check_known_addresses();
+  store_shared(known_address(64) + 4 * i, words[i]);
+  sync_block();
+  out[i] = load_shared(known_address(64) + 4 * from[i]);
+}
 """
-KERNELS = (*WORDS, *PRODUCTS, "loaded", "copied")
+KERNELS = (*WORDS, *PRODUCTS, "loaded", "copied", "handed_over")
 
 THREADS = 128
 SHARED_BYTES = 2 * 128 * 32
