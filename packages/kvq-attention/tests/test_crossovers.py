@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from kvq_attention import UnsupportedError, crossovers, support
+from kvq_attention.bench import fastest
 from kvq_attention.crossovers import Region
 from kvq_attention.needs import Need
 
@@ -22,7 +26,7 @@ REGION = Region(
     head_dims=(128,),
     page_tokens=(16, 32),
     groups=range(1, 9),
-    shown_by="docs/benchmarks/attention-h200.json",
+    shown_by=("docs/benchmarks/attention-h200.json",),
 )
 NEED = Need("decode", "q8_0", "q4_0", 128, 128, 16, "cuda", frozenset({"gqa"}), 4)
 MODEL: dict[str, Any] = {
@@ -111,3 +115,51 @@ def test_the_levels_are_those_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> No
     assert crossovers.levels.__wrapped__() == (86, 90)
     monkeypatch.setattr(crossovers.torch.version, "hip", "7.0")
     assert crossovers.levels.__wrapped__() == (0,)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def unproven(known: Mapping[int, tuple[Region, ...]], root: Path) -> list[str]:
+    """Calls that a region holds and its records do not show, a line each."""
+    found = []
+    for level, regions in known.items():
+        for region in regions:
+            records = {path: json.loads((root / path).read_text()) for path in region.shown_by}
+            if {record.get("capability") for record in records.values()} != {level}:
+                found.append(f"{region.shown_by} is not of compute capability {level}")
+            shown = fastest.regions(records, region.backend)
+            for (k, v), dim, size, group in product(
+                region.formats, region.head_dims, region.page_tokens, region.groups
+            ):
+                need = Need(region.op, k, v, dim, dim, size, "cuda", group=group)
+                if not any(each.holds(region.backend, need) for each in shown):
+                    found.append(f"{k}, {v}, head_dim {dim}, page {size}, group {group}")
+    return found
+
+
+@pytest.mark.skipif(not (ROOT / "noxfile.py").is_file(), reason="records are in the repository")
+def test_every_region_follows_from_its_records() -> None:
+    assert unproven(crossovers.FASTEST, ROOT) == []
+
+
+def test_a_region_beyond_its_record_is_found(tmp_path: Path) -> None:
+    def row(backend: str, codec: str, us: float) -> dict[str, Any]:
+        at = {"case": "8x4k", "shape": "32/8x128", "page_tokens": 16, "codec": codec}
+        return {**at, "backend": backend, "us": us, "speed_up": 30 / us}
+
+    rows = [row("cuda", "q4_0", 10), row("triton", "q4_0", 12), row("triton", "q8_0", 20)]
+    record = {"capability": 90, "decode": [*rows, row("cuda", "q8_0", 40)]}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    shown = Region("cuda", "decode", (("q4_0",) * 2,), (128,), (16,), range(4, 5), ("record.json",))
+    assert unproven({90: (shown,)}, tmp_path) == []
+    assert unproven({80: (shown,)}, tmp_path) == [
+        "('record.json',) is not of compute capability 80"
+    ]
+    for change, said in (
+        ({"formats": (("q8_0",) * 2,)}, "q8_0, q8_0, head_dim 128, page 16, group 4"),
+        ({"head_dims": (64,)}, "q4_0, q4_0, head_dim 64, page 16, group 4"),
+        ({"page_tokens": (64,)}, "q4_0, q4_0, head_dim 128, page 64, group 4"),
+        ({"groups": range(4, 6)}, "q4_0, q4_0, head_dim 128, page 16, group 5"),
+    ):
+        assert unproven({90: (replace(shown, **change),)}, tmp_path) == [said]

@@ -1,6 +1,7 @@
 """Where a backend was measured to be the fastest: `auto` takes it there and nowhere else.
 
-Data, for each GPU architecture; a region comes with the measurement that shows it.
+Data, for each GPU architecture; a region comes with the records that show it, by the rule that
+`kvq_attention.bench.fastest` states and applies: that prints them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MEASURED = ("cuda",)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Calls that a backend serves faster than every other, at every batch that was measured.
+    """Calls that a backend serves faster than every other, over the cases that were measured.
 
     Attributes
     ----------
@@ -27,7 +28,7 @@ class Region:
     formats : codec names (of K, of V)
     head_dims, page_tokens : values a row, tokens a page
     groups : query heads a KV head
-    shown_by : path, in this repository, of the measurement
+    shown_by : paths, in this repository, of the records of `kvq bench attention`
     """
 
     backend: str
@@ -36,7 +37,7 @@ class Region:
     head_dims: tuple[int, ...]
     page_tokens: tuple[int, ...]
     groups: range
-    shown_by: str
+    shown_by: tuple[str, ...]
 
     def holds(self, backend: str, need: Need) -> bool:
         """Whether a call lies in the region of this backend."""

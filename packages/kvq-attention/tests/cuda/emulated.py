@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,12 +29,17 @@ def load(
     softcap: bool,
     one_tile: bool,
     device: torch.device,
+    races: bool = False,
 ) -> decode.Kernels:
-    """What `decode.load` returns on a GPU; a merge is compiled when it is launched."""
+    """What `decode.load` returns on a GPU; a merge is compiled when it is launched.
+
+    races: look for them, see emulator/program.py.
+    """
     given = decode.defines(k, v, dim, dtype, shape, softcap, one_tile)
-    step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given)
+    step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given, races=races)
     joins = (
-        Merge(decode.merge_defines(dim, dtype, shape, warps)) for warps in (1, decode.MERGE_WARPS)
+        Merge(decode.merge_defines(dim, dtype, shape, warps), races)
+        for warps in (1, decode.MERGE_WARPS)
     )
     return decode.Kernels(
         step.function("decode", **ORDER), *joins, given["SET_SHARED_BYTES"], RESIDENT
@@ -45,11 +51,13 @@ class Merge:
     """A merge with these defines: most calls that tests make need none."""
 
     defines: dict[str, Any]
+    races: bool = False
 
     def launch_beside(self, *args: Any) -> None:
         """Compile and launch it."""
         text = (SOURCE / "merge.cu").read_text()
-        build(text, ["merge"], defines=self.defines).function("merge", **ORDER).launch(*args)
+        made = build(text, ["merge"], defines=self.defines, races=self.races)
+        made.function("merge", **ORDER).launch(*args)
 
 
 def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.Shape:
@@ -57,9 +65,9 @@ def picked(k: str, v: str, dim: int, rows: int, device: torch.device) -> shapes.
     return shapes.pick(decode.sizes(k, v, dim), rows, 228 << 10)
 
 
-def emulate(patch: pytest.MonkeyPatch) -> None:
+def emulate(patch: pytest.MonkeyPatch, races: bool = False) -> None:
     """Run decode's kernels on the CPU from here on."""
-    patch.setattr(decode, "load", load)
+    patch.setattr(decode, "load", partial(load, races=races))
     patch.setattr(decode, "picked", picked)
 
 

@@ -86,17 +86,17 @@ extern "C" GLOBAL void loaded(u32* out, u32* transposed, const u32* rows) {
   }
 }
 
-// Two groups in flight: rows of 16, 8 and 4 bytes a lane, every third not live.
+// Two groups in flight: rows of 32 bytes a lane, the second half by its offsets; every third is not
+// live.
 extern "C" GLOBAL void copied(u32* out, const u8* from, int rounds) {
   u8* stages = shared_memory();
   const int i = 32 * warp() + lane();
   const auto begin = [&](int round) {
     const u8* row = from + 128 * 32 * round + 32 * i;
     const bool live = (i + round) % 3 != 0;
-    u8* stage = stages + 128 * 28 * (round % 2);
+    u8* stage = stages + 128 * 32 * (round % 2);
     copy_async(stage + 16 * i, live ? row : nullptr, live);
-    copy_async_small<8>(stage + 128 * 16 + 8 * i, row + 16, live);
-    copy_async_small<4>(stage + 128 * 24 + 4 * i, row + 24, live);
+    copy_async<128 * 16, 16>(stage + 16 * i, row, live);
     copies_commit();
   };
   begin(0);
@@ -109,19 +109,27 @@ extern "C" GLOBAL void copied(u32* out, const u8* from, int rounds) {
     }
     sync_block();
     const int j = 127 - i;  // what another warp brought
-    const u32* stage = reinterpret_cast<const u32*>(stages + 128 * 28 * (round % 2));
-    u32* row = out + 7 * (128 * round + j);
+    const u32* stage = reinterpret_cast<const u32*>(stages + 128 * 32 * (round % 2));
+    u32* row = out + 8 * (128 * round + j);
     for (int k = 0; k < 4; k++) row[k] = stage[4 * j + k];
-    for (int k = 0; k < 2; k++) row[4 + k] = stage[128 * 4 + 2 * j + k];
-    row[6] = stage[128 * 6 + j];
+    for (int k = 0; k < 4; k++) row[4 + k] = stage[128 * 4 + 4 * j + k];
     sync_block();
   }
 }
+
+// Thread i writes a word at a known address and reads that of thread from[i].
+extern "C" GLOBAL void handed_over(u32* out, const u32* words, const u32* from) {
+  const int i = 32 * warp() + lane();
+  check_known_addresses();
+  store_shared(known_address(64) + 4 * i, words[i]);
+  sync_block();
+  out[i] = load_shared(known_address(64) + 4 * from[i]);
+}
 """
-KERNELS = (*WORDS, *PRODUCTS, "loaded", "copied")
+KERNELS = (*WORDS, *PRODUCTS, "loaded", "copied", "handed_over")
 
 THREADS = 128
-SHARED_BYTES = 2 * 128 * 28
+SHARED_BYTES = 2 * 128 * 32
 
 Run = Callable[..., None]
 

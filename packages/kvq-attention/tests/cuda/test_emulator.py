@@ -76,7 +76,7 @@ KERNEL(copy_two, u32* first, u32* second, const u8* from, int left, bool open) {
 
 KERNEL(copy_unaligned, const u8* from) { copy_async(shared_memory(), from + 8, true); }
 KERNEL(copy_dead, const u8* from) { copy_async(shared_memory(), from + 8, false); }
-KERNEL(copy_to, int offset) { copy_async_small<8>(shared_memory() + offset, nullptr, false); }
+KERNEL(copy_to, int offset) { copy_async<32>(shared_memory() + offset, nullptr, false); }
 
 KERNEL(load_at, int offset) {
   u32 r[4];
@@ -214,9 +214,9 @@ def test_late_copies_arrive_when_they_are_waited_for(
     ("kernel", "argument", "message"),
     [
         ("copy_unaligned", np.zeros(16, np.uint64), "thread 0: a copy of 16 bytes begins between"),
-        ("copy_to", 4096, "copy_async_small of 8 bytes at byte 4096 of 4096"),
-        ("copy_to", -8, "copy_async_small of 8 bytes at byte -8 of 4096"),
-        ("copy_to", 4092, "copy_async_small of 8 bytes at byte 4092 of 4096"),
+        ("copy_to", 4096 - 32, "copy_async of 16 bytes at byte 4096 of 4096"),
+        ("copy_to", -48, "copy_async of 16 bytes at byte -16 of 4096"),
+        ("copy_to", 8, "copy_async of 16 bytes at byte 40 of 4096"),
         ("load_at", 24, "load_matrices of 16 bytes at byte 24 of 4096"),
         ("load_at", 4096, "load_matrices of 16 bytes at byte 4096 of 4096"),
         ("store_at", 4096, "wrote beyond shared memory"),
@@ -233,7 +233,7 @@ def test_memory_that_is_not_the_kernels_is_refused(
 
 def test_what_lies_within_shared_memory_is_allowed(program: Program) -> None:
     launch(program, "copy_dead", np.zeros(16, np.uint64))  # whose source is not read
-    for kernel, last in (("copy_to", 4088), ("load_at", 4080), ("store_at", 4095)):
+    for kernel, last in (("copy_to", 4080 - 32), ("load_at", 4080), ("store_at", 4095)):
         launch(program, kernel, 0)
         launch(program, kernel, last)
 

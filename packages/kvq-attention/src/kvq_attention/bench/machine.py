@@ -31,6 +31,14 @@ def hardware(device: str) -> str:
     return f"{name}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 
 
+def capability(device: str) -> int | None:
+    """The GPU's compute capability, 90 for 9.0; None where there is none."""
+    if device != "cuda" or torch.version.hip is not None:
+        return None
+    major, minor = torch.cuda.get_device_capability(0)
+    return 10 * major + minor
+
+
 def versions(device: str) -> dict[str, str]:
     """Versions by name, those of the GPU's driver and toolkit only where it is used."""
     found = {

@@ -157,6 +157,7 @@ def _empty(plan: Plan, ceilings: Ceilings, ways: list[Row]) -> Record:
             "title": f"decode, times as fast as bf16, {page_tokens} tokens a page",
         },
         "hardware": hardware,
+        "capability": machine.capability(plan.device),
         "versions": machine.versions(plan.device),
         "command": plan.command,
         "date": datetime.now(UTC).date().isoformat(),

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "races.h"
 #include "warp.cuh"
 
 namespace emulator {
@@ -93,7 +94,9 @@ class Block {
         block_(block),
         fibers_(fibers),
         body_(body),
-        shared_(launch.shared_bytes) {}
+        shared_(launch.shared_bytes) {
+    races::watch(shared_.begin(), launch.shared_bytes);
+  }
 
   void run() {
     running_ = this;
@@ -101,6 +104,7 @@ class Block {
     while (true) {
       for (int i = 0; i < warps(); i++) run_warp(launch_.backward ? warps() - 1 - i : i);
       check_guards();
+      check_races();
       if (all(0, launch_.threads, State::ENDED)) return;
       if (!all(0, launch_.threads, State::AT_BLOCK)) {
         throw std::runtime_error("not all threads reach sync_block: " + whereabouts(0, threads()));
@@ -116,6 +120,7 @@ class Block {
 
   // Leaves the current fiber until its state is READY again.
   void leave(State state, const char* instruction) {
+    if (state == State::AT_BLOCK) races::pass_block_barrier();
     current_->state = state;
     current_->instruction = instruction;
     if (!_setjmp(current_->at)) _longjmp(scheduler_, 1);
@@ -131,6 +136,7 @@ class Block {
     Meetings& meetings = meetings_[current_->place.warp];
     const int turn = meetings.turns[current_->place.lane]++ % 2;
     meetings.brought[turn][current_->place.lane] = mine;
+    if (!std::strcmp(instruction, "sync_warp")) races::pass_warp_barrier();
     leave(State::AT_WARP, instruction);
     return meetings.brought[turn];
   }
@@ -164,6 +170,11 @@ class Block {
     running_->leave(State::ENDED, "the end");
   }
 
+  void check_races() const {
+    char said[200];
+    if (races::found(said, sizeof(said))) throw std::runtime_error(said);
+  }
+
   void check_guards() const {
     if (!shared_.intact()) throw std::runtime_error("a thread wrote beyond shared memory");
     for (int i = 0; i < launch_.threads; i++) {
@@ -176,6 +187,7 @@ class Block {
 
   void resume(Fiber& fiber) {
     current_ = &fiber;
+    races::enter(int(current_ - fibers_.data()));
     if (!_setjmp(scheduler_)) {
       if (current_->started) _longjmp(current_->at, 1);
       current_->started = true;

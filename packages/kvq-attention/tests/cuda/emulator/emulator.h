@@ -28,6 +28,9 @@ inline void check_shared(const char* instruction, const void* address, int bytes
                           " bytes at byte " + std::to_string(offset) + " of " +
                           std::to_string(size) + " of shared memory");
   }
+  if (!std::strncmp(instruction, "load", 4)) {
+    races::access(address, bytes, false, __builtin_return_address(0));
+  }
 }
 
 inline void copy(void* shared, const void* global, int bytes, bool live) {
@@ -38,6 +41,8 @@ inline void copy(void* shared, const void* global, int bytes, bool live) {
   }
   const Copy copy{static_cast<u8*>(shared), static_cast<const u8*>(global), bytes, fiber.groups,
                   live};
+  // The bytes may arrive from now on, and have when they are waited for.
+  races::access(shared, bytes, true, __builtin_return_address(0));
   if (Block::running().launch().late) {
     std::memset(shared, POISON, bytes);
     fiber.copies.push_back(copy);
@@ -53,7 +58,10 @@ inline void wait_copies(int left) {
   const auto open = std::find_if(fiber.copies.begin(), fiber.copies.end(), [&](const Copy& copy) {
     return copy.group >= fiber.groups - left;
   });
-  std::for_each(fiber.copies.begin(), open, [](const Copy& copy) { copy.complete(); });
+  std::for_each(fiber.copies.begin(), open, [](const Copy& copy) {
+    races::access(copy.shared, copy.bytes, true, __builtin_return_address(0));
+    copy.complete();
+  });
   fiber.copies.erase(fiber.copies.begin(), open);
 }
 

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -30,10 +31,14 @@ SOURCE = Path(kvq_attention.__file__).parent / "cuda" / "source"
 EMULATOR = Path(__file__).parent
 # Most kernels run for less time than they are compiled. Fibers jump between stacks, which fortified
 # longjmp takes for an attack; kernels read bytes as words, which C++ calls aliasing.
+# Races are looked for by what each access calls; lines are told by addr2line.
+FOLLOWING = ("-DFIND_RACES", "-fsanitize=thread", "-g1")
 FLAGS = (
-    *("-Og", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off"),
+    *("-Og", "-std=c++17", "-fPIC", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
 )
+
+OFFSET = re.compile(r"\+(0x[0-9a-f]+)")
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -69,6 +74,7 @@ class Program:
     """Kernels that were compiled for the CPU."""
 
     compiled: ctypes.CDLL
+    path: Path
 
     def launch(
         self,
@@ -100,7 +106,21 @@ class Program:
         shape = _Launch(blocks, threads, shared_bytes, late, backward)
         failure = run(ctypes.byref(shape), arguments, len(values))
         if failure is not None:
-            raise EmulationError(f"{kernel}: {failure.decode()}")
+            said = OFFSET.sub(self._line, failure.decode())
+            raise EmulationError(f"{kernel}: {said}")
+
+    def _line(self, offset: re.Match[str]) -> str:
+        """Where an offset in the library comes from: lines, inlined into each other."""
+        tool = shutil.which("addr2line")
+        if tool is None:
+            return offset[0]
+        done = subprocess.run(
+            [tool, "--inlines", "-e", str(self.path), offset[1]],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        lines = [line.rpartition("/")[2].split(" ")[0] for line in done.stdout.splitlines()]
+        kernels = [line for line in lines if ".cu" in line and not line.startswith("warp.cuh")]
+        return " in ".join(kernels or lines)
 
     def function(self, kernel: str, *, late: bool = False, backward: bool = False) -> Function:
         """A kernel, to be launched as one on a GPU is."""
@@ -141,11 +161,13 @@ def build(
     arch: int = 90,
     defines: Mapping[str, str | int] | None = None,
     include: Sequence[Path] = (),
+    races: bool = False,
 ) -> Program:
     """Compile a text and offer the `extern "C" GLOBAL void` functions named; kept by content.
 
-    arch: what KVQ_ARCH is. include: folders to look for headers in, after the package's own. Raises
-    RuntimeError with what the compiler said.
+    arch: what KVQ_ARCH is. include: folders to look for headers in, after the package's own. races:
+    look for accesses of shared memory that no barrier orders, which takes several times as long.
+    Raises RuntimeError with what the compiler said.
     """
     entries = [
         f'extern "C" const char* emulate_{name}(const emulator::Launch* shape,'
@@ -156,12 +178,12 @@ def build(
     macros = [f"#define {name} {value}" for name, value in (defines or {}).items()]
     whole = "\n".join((*macros, '#line 1 "kernel.cu"', text, '#include "emulator.h"', *entries))
     folders = (SOURCE, EMULATOR, *include)
-    return _load(f"#define KVQ_ARCH {arch}\n{whole}\n", folders)
+    return _load(f"#define KVQ_ARCH {arch}\n{whole}\n", folders, FOLLOWING if races else ())
 
 
 @functools.cache
-def _load(text: str, folders: tuple[Path, ...]) -> Program:
-    command = ["g++", *FLAGS, *(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
+def _load(text: str, folders: tuple[Path, ...], more: tuple[str, ...]) -> Program:
+    command = ["g++", "-c", *FLAGS, *more, *(f"-I{each}" for each in folders), "-x", "c++", "-"]
     key = hashlib.sha256(repr((command, text)).encode())
     for folder in folders:
         for header in sorted((*folder.rglob("*.cuh"), *folder.rglob("*.h"))):
@@ -169,13 +191,14 @@ def _load(text: str, folders: tuple[Path, ...]) -> Program:
     kept = _folder() / f"{key.hexdigest()[:32]}.so"
     if not kept.exists():
         fresh = kept.with_suffix(f".{os.getpid()}")
-        done = subprocess.run(
-            [*command, "-o", str(fresh)], input=text, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"g++ failed:\n{done.stderr[:8000]}")
+        # Linked by itself: the sanitizer's own library answers no calls.
+        for step in ([*command, "-o", f"{fresh}.o"], ["g++", "-shared", f"{fresh}.o", "-o", fresh]):
+            done = subprocess.run(step, input=text, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"g++ failed:\n{done.stderr[:8000]}")
+        Path(f"{fresh}.o").unlink()
         fresh.replace(kept)
-    return Program(ctypes.CDLL(str(kept)))
+    return Program(ctypes.CDLL(str(kept)), kept)
 
 
 def _folder() -> Path:

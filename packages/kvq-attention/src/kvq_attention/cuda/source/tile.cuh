@@ -122,6 +122,7 @@ template <class Format, int DIM>
 DEVICE void tame_rows(u8* tile) {
   using L = Layout<Format, DIM>;
   if constexpr (Format::SECOND > 1) {
+    sync_warp();  // other lanes may have blanked rows
     for (int i = lane(); i < TILE * L::SECOND; i += 32) {
       Scales<Format, DIM> scale;
       scale.load(tile, i / L::SECOND);

@@ -55,9 +55,6 @@ struct Iso3Tabled : Iso3 {
   static constexpr int TABLE_BYTES = 16384;
 
   // An index is a nibble of low bits, of two codes, below their top bits. 13 + 10
-  //
-  // Also tried: top bits spread to a nibble a byte first, which takes as many instructions and
-  // 53 KiB, or 64 KiB without the shift, 11 + 10.
   DEVICE static void unpack_key(u32 word, u32 second, SharedAddress table, u32 (&values)[SPLIT]) {
     look_up(word, second & 0x00330033, second & 0x00CC00CC, table, values);
   }

@@ -65,8 +65,8 @@ struct Iso4Tabled : Iso4 {
 
   // An index is a byte of codes; its upper bit chooses a row's half. 6 + 4
   //
-  // Also tried: rows of 128 bytes, to whose addresses a shift and an AND_OR lead, 8 + 4 or, with
-  // products in place of shifts, 4 + 8; rows of 256 bytes, half of them free, 4 + 4 in 64 KiB.
+  // Also tried: rows of 128 bytes, to whose addresses a shift and an AND_OR lead, 8 + 4; rows of 256
+  // bytes, half of them free, 4 + 4 in 64 KiB.
   DEVICE static void unpack_key(u32 word, u32, SharedAddress table, u32 (&values)[SPLIT]) {
     const u32 rows = word & 0x7F7F7F7F;
     const u32 columns = logic<AND_OR>(word, 0x80808080, columns_of_lane());

@@ -1,0 +1,188 @@
+"""`python -m kvq_attention.bench.fastest RECORD.json …`: where a backend was the fastest.
+
+The rule by which `auto` takes a backend in crossovers.py. A call shows formats, head_dim, page size
+and query heads a KV head, not how long its requests are: those four are judged over every case that
+was measured. The backend is taken where it
+
+- is faster than every other in the geometric mean over the cases,
+- takes at no case more than MOST_TIMES of the time of the fastest other, and
+- is at no case slower than the fastest bf16 of the run, unless the others are, too.
+
+Page sizes and numbers of query heads between two measured neighbours that are both taken are taken
+as well: nothing in the kernels changes its kind there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, fsum, log
+from pathlib import Path
+from typing import Any
+
+from kvq_attention.bench.cases import parse_formats, parse_shape
+from kvq_attention.bench.report import with_shapes
+from kvq_attention.claims import CUDA_PAGE_TOKENS, TRITON_PAGE_TOKENS
+from kvq_attention.crossovers import Region
+
+Record = Mapping[str, Any]
+Row = dict[str, Any]
+
+MOST_TIMES = 1.1
+PAGE_SIZES = sorted({*CUDA_PAGE_TOKENS, *TRITON_PAGE_TOKENS})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """What a call shows: codecs of K and V, head_dim, tokens a page, query heads a KV head."""
+
+    k: str
+    v: str
+    dim: int
+    page_tokens: int
+    group: int
+
+    def __str__(self) -> str:
+        formats = self.k if self.k == self.v else f"k={self.k},v={self.v}"
+        return f"{formats}, head_dim {self.dim}, page {self.page_tokens}, group {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One case: times as fast as the fastest other backend, and as the fastest bf16.
+
+    Attributes
+    ----------
+    case : its name
+    faster : time of the fastest other over this one's
+    speed_up : time of the fastest bf16 over this one's; None = there is none
+    others : the same of the fastest other
+    """
+
+    case: str
+    faster: float
+    speed_up: float | None
+    others: float | None
+
+    @property
+    def wrong(self) -> str | None:
+        """What keeps `auto` from the backend."""
+        if self.speed_up is None or self.others is None:
+            return f"no bf16 beside it at {self.case}"
+        if self.faster * MOST_TIMES < 1:
+            return f"{1 / self.faster:.2f} times the time of another at {self.case}"
+        if self.speed_up < 1 <= self.others:
+            return f"slower than bf16 at {self.case}, {self.speed_up:.2f}"
+        return None
+
+
+def judged(records: Iterable[Record], backend: str) -> dict[Kind, list[Found]]:
+    """Every kind of call that the backend was measured at beside others, and its cases."""
+    found: dict[Kind, list[Found]] = {}
+    for record in records:
+        places: dict[tuple[Any, ...], dict[str, Row]] = {}
+        for row in with_shapes(dict(record), "decode"):
+            at = row["case"], row["shape"], row["page_tokens"], row["codec"]
+            places.setdefault(at, {})[row["backend"]] = row
+        for (case, shape, page_tokens, codec), rows in places.items():
+            mine = rows.pop(backend, None)
+            if mine is None or not rows:
+                continue
+            layer, (formats,) = parse_shape(shape), parse_formats(codec)
+            group = layer.heads // layer.kv_heads
+            kind = Kind(formats.k, formats.v, layer.dim, page_tokens, group)
+            best = min(rows.values(), key=lambda row: row["us"])
+            ups = mine.get("speed_up"), best.get("speed_up")
+            found.setdefault(kind, []).append(Found(case, best["us"] / mine["us"], *ups))
+    return found
+
+
+def mean(cases: Sequence[Found]) -> float:
+    """Times as fast as the others, the geometric mean."""
+    return exp(fsum(log(each.faster) for each in cases) / len(cases))
+
+
+def wrongs(cases: Sequence[Found]) -> list[str]:
+    """Why `auto` does not take the backend for a kind of call; nothing where it does."""
+    found = [each.wrong for each in cases if each.wrong is not None]
+    return found if mean(cases) > 1 else [f"{mean(cases):.2f} times as fast in the mean", *found]
+
+
+def regions(records: Mapping[str, Record], backend: str) -> list[Region]:
+    """Where the rule takes the backend, by what the records, path → record, show."""
+    judged_ = judged(records.values(), backend)
+    taken = {kind: not wrongs(cases) for kind, cases in judged_.items()}
+    formats: dict[tuple[int, tuple[int, ...], range], list[tuple[str, str]]] = {}
+    for k, v, dim in dict.fromkeys((kind.k, kind.v, kind.dim) for kind in taken):
+        runs: dict[range, list[int]] = {}
+        pages = sorted(
+            {kind.page_tokens for kind in taken if (kind.k, kind.v, kind.dim) == (k, v, dim)}
+        )
+        for page_tokens in pages:
+            groups = sorted(
+                kind.group for kind in taken if kind == Kind(k, v, dim, page_tokens, kind.group)
+            )
+            holds = [taken[Kind(k, v, dim, page_tokens, group)] for group in groups]
+            for run in _runs(groups, holds):
+                runs.setdefault(range(run[0], run[-1] + 1), []).append(page_tokens)
+        for groups_taken, sizes in runs.items():
+            key = dim, tuple(_with_between(sizes, pages)), groups_taken
+            formats.setdefault(key, []).append((k, v))
+    return [
+        Region(backend, "decode", tuple(pairs), (dim,), sizes, groups_taken, tuple(records))
+        for (dim, sizes, groups_taken), pairs in formats.items()
+    ]
+
+
+def _runs(values: Sequence[int], holds: Sequence[bool]) -> Iterator[list[int]]:
+    """Neighbours among the measured values where it holds."""
+    run: list[int] = []
+    for value, held in zip(values, holds, strict=True):
+        if held:
+            run.append(value)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _with_between(taken: Sequence[int], measured: Sequence[int]) -> list[int]:
+    """The page sizes taken, and those between two measured neighbours that both are."""
+    found = {*taken}
+    for low, high in pairwise(measured):
+        if low in found and high in found:
+            found |= {size for size in PAGE_SIZES if low < size < high}
+    return sorted(found)
+
+
+def main() -> int:
+    """Print a line for each kind of call, and the regions as crossovers.py holds them."""
+    parser = argparse.ArgumentParser(
+        "python -m kvq_attention.bench.fastest",
+        description="Say for which calls a backend was the fastest in every case measured.",
+    )
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
+    parser.add_argument("--backend", default="cuda", help="default: cuda")
+    given = parser.parse_args()
+    records = {str(path): json.loads(path.read_text(encoding="utf-8")) for path in given.records}
+    found = judged(records.values(), given.backend)
+    if not found:
+        print(f"{given.backend} was not measured beside another backend")
+        return 0
+    for kind, cases in sorted(found.items()):
+        worst = min(cases, key=lambda each: each.faster)
+        said = f"{mean(cases):.2f} times as fast in the mean, {worst.faster:.2f} at {worst.case}"
+        wrong = wrongs(cases)
+        verdict = f"not taken: {'; '.join(wrong)}" if wrong else "taken"
+        print(f"{kind}: {said} ({len(cases)} cases); {verdict}")
+    print(*regions(records, given.backend), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
