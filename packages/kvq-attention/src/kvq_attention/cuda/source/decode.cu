@@ -49,6 +49,12 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     lost |= first < last;
     first = last = 0;  // no tokens: none, or all beyond the page table
   }
+  State state;
+  state.clear();
+  if (first == last) {
+    store_piece<V, DIM, ROWS, COLUMNS>(a, piece, number, lost, state.sums, state.top, state.weight);
+    return;
+  }
   const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
   const Walk walk{reinterpret_cast<const i32*>(table), last};
   Pages ahead[STAGES];
@@ -85,12 +91,6 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   }
   OurQueries queries;
   place_queries<K, DIM, ROWS, COLUMNS>(queries, shared.queries.rows, shared.queries.words);
-  State state;
-  state.clear();
-  if (first == last) {
-    store_piece<V, DIM, ROWS, COLUMNS>(a, piece, number, any(lost), state.sums,
-                                       state.top, state.weight);
-  }
   constexpr int LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
   int at = 0;                                   // of this step's stage in the ring
   int stop = smaller(first + cut.size, last);  // where this chunk ends
@@ -117,7 +117,7 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     token += STEP;
     if (token >= stop) {
       lost |= highest_page >= u32(a.num_pages);
-      store_piece<V, DIM, ROWS, COLUMNS>(a, shared.piece, number++, any(lost),
+      store_piece<V, DIM, ROWS, COLUMNS>(a, shared.piece, number++, lost,
                                          state.sums, state.top, state.weight);
       stop = smaller(stop + shared.piece.request.chunks.size, last);
       state.clear();

@@ -69,7 +69,7 @@ DEVICE void choose_rows(Shared& shared, const Arguments& a, int head) {
   }
 }
 
-// The tiles of a step: pages that they are of, 0 behind the walk's end.
+// The tiles of a step: pages that they are of; behind the walk's end the last one, which is not read.
 using Pages = u32[TILES];
 
 // A walk over tokens of one KV head, up to `last`, along the pages of one request.
@@ -81,8 +81,9 @@ struct Walk {
     const int shift = ONE_TILE ? 4 : a.page_shift;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      const int at = token + t * TILE;
-      pages[t] = at < last ? read_only(table + (at >> shift)) : 0;
+      // Always a load, into where the page stays: nothing waits for it until it is used.
+      const int at = smaller(token + t * TILE, last - 1);
+      pages[t] = read_only(table + (at >> shift));
     }
   }
 
