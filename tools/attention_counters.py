@@ -24,18 +24,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvq_attention.bench.cases import parse_cases, parse_shape
+from kvq_attention.bench.cases import Shape, parse_cases, parse_formats, parse_shape
 
 Row = dict[str, Any]
 Metrics = dict[tuple[str, str], tuple[str, str]]  # (section, name) → (unit, value)
 
 TILE = 16  # tokens of a tensor-core product
+SCHEDULERS = 4  # of a multiprocessor, each issues an instruction of a warp a cycle
 MOST_STALLS = 3
+GIGAHERTZ = {"Mhz": 1e-3, "Ghz": 1.0}
 MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 WHAT = (
     "hardware counters of one decode call by ncu, whose passes each run it alone with cold caches "
     "and clocks left as they are; DRAM and issue slots in per cent of what they could do in that "
-    "time, instructions of a warp for each tile of 16 tokens and KV head, all of the kernel's; "
+    "time; instructions of a warp for each tile of 16 tokens and KV head, all of the kernel's, and "
+    "how many the schedulers could issue while the memory reads the tile at its ceiling; "
     "stalls are shares of the samples of warps, those left out that were issuing"
 )
 KERNEL = re.compile(r"^  (\w+) \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\)", re.MULTILINE)
@@ -74,14 +77,25 @@ def number(found: Metrics, section: str, name: str) -> float:
     return float(found[section, name][1].replace(",", ""))
 
 
-def microseconds(found: Metrics) -> float:
-    """How long the kernel took."""
-    section, name = "GPU Speed Of Light Throughput", "Duration"
-    return number(found, section, name) * MICROSECONDS[found[section, name][0]]
+def measured(found: Metrics, name: str, units: dict[str, float]) -> float:
+    """A metric of the first section in one unit."""
+    section = "GPU Speed Of Light Throughput"
+    return number(found, section, name) * units[found[section, name][0]]
 
 
-def row(codec: str, details: str, source: str | None, tiles: int) -> Row:
-    """What is told of one format."""
+def issued(tile_bytes: int, gigahertz: float, like: Row) -> int:
+    """Instructions that can be issued while the memory reads a tile at its ceiling."""
+    found = re.search(r"(\d+) multiprocessors", like["hardware"])
+    if found is None:
+        sys.exit(f"the record's hardware names no multiprocessors: {like['hardware']}")
+    nanoseconds = tile_bytes / float(like["ceilings"]["read_gb_per_s"])
+    return round(nanoseconds * gigahertz * SCHEDULERS * int(found[1]))
+
+
+def row(
+    codec: str, details: str, source: str | None, *, tiles: int, shape: Shape, like: Row
+) -> Row:
+    """What is told of one format: `tiles` of a KV head of the layer, on the machine of `like`."""
     parts = kernels(details)
     if "decode" not in parts:
         sys.exit(f"{codec}: ncu's details have no kernel of the name decode")
@@ -93,19 +107,24 @@ def row(codec: str, details: str, source: str | None, tiles: int) -> Row:
         if ("Occupancy", f"Block Limit {what}") in found
     ]
     executed = number(found, "Instruction Statistics", "Executed Instructions")
+    (formats,) = parse_formats(codec)
+    tile_bytes = TILE * formats.token_bytes(shape) // shape.kv_heads
+    gigahertz = measured(found, "SM Frequency", GIGAHERTZ)
     told: Row = {
         "codec": codec,
-        "kernel_us": round(microseconds(found), 2),
+        "kernel_us": round(measured(found, "Duration", MICROSECONDS), 2),
         "dram_percent": number(found, "GPU Speed Of Light Throughput", "DRAM Throughput"),
         "issue_slots_percent": number(found, "Compute Workload Analysis", "Issue Slots Busy"),
         "busiest_pipe": f"{pipe[1]} {pipe[2]}%" if pipe else "",
+        "bytes_a_tile": tile_bytes,
         "instructions_a_tile": round(executed / tiles),
+        "while_memory_reads": issued(tile_bytes, gigahertz, like),
         "registers": int(number(found, "Launch Statistics", "Registers Per Thread")),
         "blocks_an_sm": int(min(limits)),
         "top_stalls": "" if source is None else stalls(source),
     }
     if "merge" in parts:
-        told["merge_us"] = round(microseconds(metrics(parts["merge"])), 2)
+        told["merge_us"] = round(measured(metrics(parts["merge"]), "Duration", MICROSECONDS), 2)
     return told
 
 
@@ -163,14 +182,15 @@ def main() -> None:
     given = parser.parse_args()
     (case,), layer = parse_cases(given.case), parse_shape(given.shape)
     tiles = case.batch * -(-case.context // TILE) * layer.kv_heads
+    like = json.loads(given.like.read_text(encoding="utf-8"))
     rows = []
     for page in given.pages:
         codec, _, files = page.rpartition("=")
         if not codec:
             parser.error(f"{page!r} must be FORMAT=DETAILS or FORMAT=DETAILS,SOURCE.csv")
         details, *source = [Path(name).read_text(encoding="utf-8") for name in files.split(",")]
-        rows.append(row(codec, details, source[0] if source else None, tiles))
-    like = json.loads(given.like.read_text(encoding="utf-8"))
+        seen = source[0] if source else None
+        rows.append(row(codec, details, seen, tiles=tiles, shape=layer, like=like))
     made = record(rows, like, case=case.name, shape=layer.name, ncu=given.ncu)
     print(json.dumps(made, indent=1, ensure_ascii=False))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvq_attention.bench.cases import Shape
 from kvq_cli.plots import bar_chart, has_figures
 
 ROOT = Path(__file__).parents[3]
@@ -24,6 +25,7 @@ DETAILS = """[12] python3@127.0.0.1
     Metric Name             Metric Unit Metric Value
     ----------------------- ----------- ------------
     Elapsed Cycles                cycle      123,456
+    SM Frequency                    Mhz     1,500.00
     DRAM Throughput                   %        81.50
     Duration                         us        90.04
     ----------------------- ----------- ------------
@@ -70,7 +72,14 @@ SOURCE = """"Kernel Name","decode",
 "Address","Source","# Samples","stall_math","stall_selected","stall_wait","stall_wait (Not Issued)"
 "0x10","      LDC R1, c[0x0][0x28]","900","900","0","0","0"
 """
-LIKE = {"hardware": "GPU 9, 7 multiprocessors", "versions": {"torch": "2.11"}}
+LIKE = {
+    "hardware": "GPU 9, 100 multiprocessors",
+    "versions": {"torch": "2.11"},
+    "ceilings": {"read_gb_per_s": 3000.0},
+}
+
+
+LAYER = Shape(32, 8, 128)
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +94,21 @@ def tool():
     del sys.modules[spec.name]
 
 
+def told(tool, details, source=None):
+    return tool.row("q4_0", details, source, tiles=10_000, shape=LAYER, like=LIKE)
+
+
 def test_a_row_holds_what_was_counted_of_decode(tool):
-    assert tool.row("q4_0", DETAILS, SOURCE, tiles=10_000) == {
+    assert told(tool, DETAILS, SOURCE) == {
         "codec": "q4_0",
         "kernel_us": 90.04,
         "dram_percent": 81.5,
         "issue_slots_percent": 55.25,
         "busiest_pipe": "ALU 40.5%",
+        "bytes_a_tile": 16 * 2 * 72,
         "instructions_a_tile": 300,
+        # 2,304 bytes take 0.768 ns, in which 400 schedulers issue 1.5 a nanosecond
+        "while_memory_reads": 461,
         "registers": 120,
         "blocks_an_sm": 14,
         "top_stalls": "wait 67%, math 33%",
@@ -102,7 +118,7 @@ def test_a_row_holds_what_was_counted_of_decode(tool):
 
 def test_without_a_source_page_or_a_merge_there_is_less(tool):
     alone = DETAILS.partition("  merge (")[0]
-    row = tool.row("q4_0", alone, None, tiles=10_000)
+    row = told(tool, alone)
     assert row["top_stalls"] == "" and "merge_us" not in row
 
 
@@ -116,7 +132,7 @@ def test_without_a_source_page_or_a_merge_there_is_less(tool):
 )
 def test_what_is_missing_is_named(tool, details, said):
     with pytest.raises(SystemExit, match=said):
-        tool.row("q4_0", details, None, tiles=1)
+        told(tool, details)
 
 
 def test_the_record_is_drawn_and_names_machine_versions_and_command(

@@ -79,6 +79,19 @@ def test_a_record_of_schema_1_named_its_shape_once(record):
     assert problems(old)[0].startswith("8x32k, page 16, 32/8x128, bf16 on triton: the error")
 
 
+def test_backends_beside_each_other_share_a_table(record):
+    record["decode"] += [row | {"backend": "cuda", "us": 100.0} for row in record["decode"]]
+    _, decode, store = tables(record)
+    assert decode.title == "decode 8x32k, page 16, 32/8x128"
+    assert [row[:2] for row in decode.rows] == [
+        ("bf16, triton", "250"),
+        ("q4_0, triton", "125"),
+        ("bf16, cuda", "100"),
+        ("q4_0, cuda", "100"),
+    ]
+    assert store.title.endswith(", triton")
+
+
 def test_what_a_backend_does_not_serve_is_noted(record):
     assert notes(record | {"not_served": ["decode of fp32: cuda lacks it"]}) == [
         "not served: decode of fp32: cuda lacks it"

@@ -142,6 +142,7 @@ def test_backends_and_layers_are_measured_beside_each_other():
         assert {row["shape"] for row in found[table]} == {"2/1x64", "2/2x64"}
     assert found["shapes"] == ["2/1x64", "1/1x64", "2/2x64"] and found["schema"] == 2
     assert found["plot"]["label"] == "{codec}, {backend}"
+    assert found["title"].endswith(", layers 2/1x64, 1/1x64, 2/2x64")
     names = [task.name for task in session.tasks(several)]
     assert names[0] == "decode 1x17, page 16, bf16, 2/1x64, triton"
     assert len(set(names)) == len(names)

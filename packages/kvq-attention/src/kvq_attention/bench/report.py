@@ -112,7 +112,11 @@ _MOVED: Forms = {
 
 
 def _by_codec(rows: list[Row], title: str, forms: Forms) -> list[Table]:
-    return _grouped(rows, title + ", {backend}", "codec", forms)
+    """Tables of one backend; of several that were measured beside each other lines name theirs."""
+    if len({row["backend"] for row in rows}) < 2:
+        return _grouped(rows, title + ", {backend}", "codec", forms)
+    named = [row | {"codec": f"{row['codec']}, {row['backend']}"} for row in rows]
+    return _grouped(named, title, "codec", forms)
 
 
 def _grouped(rows: list[Row], title: str, key: str, forms: Forms) -> list[Table]:

@@ -143,14 +143,16 @@ def run(
 
 def _empty(plan: Plan, ceilings: Ceilings, ways: list[Row]) -> Record:
     hardware, page_tokens = machine.hardware(plan.device), plan.page_tokens[-1]
+    shapes = [shape.name for shape in plan.shapes]
+    of = f", layers {', '.join(shapes)}" if len(shapes) > 1 else ""
     return {
         "kind": "attention",
         "schema": SCHEMA,
-        "title": f"Attention on {hardware.partition(',')[0]}",
+        "title": f"Attention on {hardware.partition(',')[0]}{of}",
         "what": WHAT,
         "plot": {
             "of": "decode",
-            "where": {"page_tokens": page_tokens, "shape": plan.shapes[0].name},
+            "where": {"page_tokens": page_tokens, "shape": shapes[0]},
             "label": "{codec}" if len(plan.told("decode")) == 1 else "{codec}, {backend}",
             "series": "case",
             "values": "speed_up",
@@ -162,7 +164,7 @@ def _empty(plan: Plan, ceilings: Ceilings, ways: list[Row]) -> Record:
         "command": plan.command,
         "date": datetime.now(UTC).date().isoformat(),
         "seconds": 0.0,
-        "shapes": [shape.name for shape in plan.shapes],
+        "shapes": shapes,
         "ceilings": {"read_gb_per_s": ceilings.read, "copy_gb_per_s": ceilings.copy, "ways": ways},
         **{table: [] for table in ("decode", "peers", "store", "copy", "failed", "left_out")},
         "not_served": plan.not_served(),
