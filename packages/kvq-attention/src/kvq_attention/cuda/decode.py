@@ -108,9 +108,9 @@ def launch(
         softcap=scoring.softcap or 0.0,
     )
     launches.record("cuda", "decode")
-    # Warps that every KV head has as many of, in whole blocks.
+    # Warps that every KV head has as many of, in as many blocks as there can be.
     runs = min(pieces, max(1, kernels.resident * shape.warps // kv_heads))
-    blocks = -(-runs * kv_heads // shape.warps)
+    blocks = max(min(kernels.resident, runs * kv_heads), -(-runs * kv_heads // shape.warps))
     kernels.decode.launch_beside((blocks,), shape.threads, kernels.shared_bytes, (given,))
     if not alone:
         # One row a block: many warps each where there are few, for the same bits.
@@ -221,6 +221,7 @@ def defines(
         "SET_WARPS": shape.warps,
         "SET_SOFTCAP": int(softcap),
         "SET_ONE_TILE": int(one_tile),
+        "SET_PLANES": sizes(k, v, dim).planes // 2,
         "SET_SHARED_BYTES": shape.shared_bytes(sizes(k, v, dim)),
         **_common(dim, dtype),
     }

@@ -87,18 +87,40 @@ DEVICE void follow(State& state, float (&highest)[COLUMNS][2]) {
   }
 }
 
+// Zeros what rows that do not see a token must not read: a weight of 0 does not outweigh a NaN.
+DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int token) {
+  const Request& request = shared.piece.request;
+  const int lowest = a.window > 0 ? request.length - request.queries - a.window + 1 : 0;
+  const int last = shared.limits.last;
+  const auto values = [&](int t) { return stage + t * TILE_BYTES + KeyLayout::BYTES; };
+  if (token < lowest || token + STEP > last) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const int at = token + t * TILE;
+      blank_rows<V, DIM>(values(t), lowest - at, last - at);
+    }
+    sync_warp();
+  }
+  if (request.queries > 1) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) tame_rows<V, DIM>(values(t));
+    sync_warp();
+  }
+}
+
 // Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that do
-// not see all of it.
-template <bool MASKED>
-DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine,
-                   const u8* stage, int token, const OurQueries& queries,
-                   const Powers& powers) {
+// not see all of it. `turn` is called when keys have been read, and returns when values are there.
+template <bool MASKED, class Turn>
+DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine, u8* stage,
+                   int token, const OurQueries& queries, const Powers& powers, Turn turn) {
   const SharedAddress table = known_address(0);
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
   score_tiles<K, DIM, TILES, COLUMNS, SHARED_QUERIES>(scores, stage, TILE_BYTES, mine.key, table,
                                       queries);
+  turn();
+  if (MASKED) blank_unseen(shared, a, stage, token);
   // What scores are still to be multiplied by, which costs nothing where they are added to.
   Powers left;
 #pragma unroll

@@ -12,27 +12,6 @@
 #include "settings.cuh"
 #include "walk.cuh"
 
-// Zeros what rows that do not see a token must not read: a weight of 0 does not outweigh a NaN.
-DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int token) {
-  const Request& request = shared.piece.request;
-  const int lowest = a.window > 0 ? request.length - request.queries - a.window + 1 : 0;
-  const int last = shared.limits.last;
-  const auto values = [&](int t) { return stage + t * TILE_BYTES + KeyLayout::BYTES; };
-  if (token < lowest || token + STEP > last) {
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      const int at = token + t * TILE;
-      blank_rows<V, DIM>(values(t), lowest - at, last - at);
-    }
-    sync_warp();
-  }
-  if (request.queries > 1) {
-#pragma unroll
-    for (int t = 0; t < TILES; t++) tame_rows<V, DIM>(values(t));
-    sync_warp();
-  }
-}
-
 // Goes through `count` pieces of one KV head and group, of chunks that follow each other from
 // `chunk` on.
 DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, int index,
@@ -56,23 +35,18 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     return;
   }
   const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
-  const Walk walk{reinterpret_cast<const i32*>(table), last};
-  Pages ahead[STAGES];
-#pragma unroll
-  for (int i = 0; i < STAGES; i++) walk.find(ahead[i], a, first + i * STEP);
+  Walk walk{reinterpret_cast<const i32*>(table), first, last, divided_up(last - first, TILE)};
+  walk.begin(a);
   choose_rows(shared, a, piece.head);
   const Lane mine = lane_of(shared);
-  u32 highest_page = 0;
   sync_warp();
 #pragma unroll
-  for (int i = 0; i < STAGES - 1; i++) {
-    walk.copy(shared, mine, a, mine.ring + i * STAGE_BYTES, first + i * STEP, ahead[i],
-              highest_page);
+  for (int i = 0; i < STAGES; i++) {
+    walk.copy<false>(shared, mine, mine.ring + i * STAGE_BYTES, i * TILES, a);
+    copies_commit();
+    walk.copy<true>(shared, mine, mine.ring + i * STAGE_BYTES, i * TILES, a);
     copies_commit();
   }
-  Pages pages;  // of the step that is to be copied next
-#pragma unroll
-  for (int t = 0; t < TILES; t++) pages[t] = ahead[STAGES - 1][t];
   if (lane() == 0) {
     shared.piece = piece;
     shared.value_offsets = offsets_operand<V>();
@@ -92,34 +66,51 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   OurQueries queries;
   place_queries<K, DIM, ROWS, COLUMNS>(queries, shared.queries.rows, shared.queries.words);
   constexpr int LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
-  int at = 0;                                   // of this step's stage in the ring
-  int stop = smaller(first + cut.size, last);  // where this chunk ends
-  int calm = first;                             // up to which every row sees all
-  for (int token = first; token < last;) {
-    sync_warp();  // the stage that is overwritten has been read
-    walk.copy(shared, mine, a, mine.ring + (at == 0 ? LAST_STAGE : at - STAGE_BYTES),
-              token + (STAGES - 1) * STEP, pages, highest_page);
-    copies_commit();
-    walk.find(pages, a, token + STAGES * STEP);
-    copies_wait<STAGES - 1>();
-    sync_warp();
+  // Keys and values of a step are copied as soon as those before them, in the same place, have been
+  // read: half a step after each other. So many copies are under way while one is waited for:
+  constexpr int AHEAD = 2 * STAGES - 1;
+  const int chunk_tiles = kept(cut.size / TILE);
+  int at = 0;              // of this step's stage in the ring
+  int stop = chunk_tiles;  // behind this chunk
+  int calm = 0;            // up to where every row sees all
+  for (int tile = 0; tile < walk.tiles;) {
     u8* stage = mine.ring + at;
-    if (token + STEP > calm) {
+    const int coming = tile + STAGES * TILES;  // what takes this step's place
+    copies_wait<AHEAD>();
+    sync_warp();
+    const auto copy_keys = [&] {
+      sync_warp();
+      walk.turn_to(a, coming);
+      walk.copy<false>(shared, mine, stage, coming, a);
+      copies_commit();
+      copies_wait<AHEAD>();
+      sync_warp();
+    };
+    const auto attend_step = [&](auto masked) {
+      attend<decltype(masked)::value>(state, shared, a, mine, stage, walk.first + tile * TILE,
+                                      queries, powers, copy_keys);
+    };
+    if (tile + TILES > calm) {
       const Limits limits = shared.limits;
-      if (token + STEP <= limits.whole && token >= limits.inside) calm = limits.whole;
+      const int token = walk.first + tile * TILE;
+      if (token + STEP <= limits.whole && token >= limits.inside) {
+        calm = (limits.whole - walk.first) / TILE;
+      }
     }
-    if (token + STEP > calm) {
-      blank_unseen(shared, a, stage, token);
-      attend<true>(state, shared, a, mine, stage, token, queries, powers);
+    if (tile + TILES > calm) {
+      attend_step(Flag<true>());
     } else {
-      attend<false>(state, shared, a, mine, stage, token, queries, powers);
+      attend_step(Flag<false>());
     }
-    token += STEP;
-    if (token >= stop) {
-      lost |= highest_page >= u32(a.num_pages);
-      store_piece<V, DIM, ROWS, COLUMNS>(a, shared.piece, number++, lost,
-                                         state.sums, state.top, state.weight);
-      stop = smaller(stop + shared.piece.request.chunks.size, last);
+    sync_warp();
+    walk.copy<true>(shared, mine, stage, coming, a);
+    copies_commit();
+    tile += TILES;
+    if (tile >= smaller(stop, walk.tiles)) {
+      const bool missing = any(walk.highest_page >= u32(a.num_pages));
+      store_piece<V, DIM, ROWS, COLUMNS>(a, shared.piece, number++, lost || missing, state.sums,
+                                         state.top, state.weight);
+      stop += chunk_tiles;
       state.clear();
     }
     at = at == LAST_STAGE ? 0 : at + STAGE_BYTES;
@@ -140,10 +131,10 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
   u8* memory = kept_shared(shared_memory() + TABLE_BYTES + mine * sizeof(Shared));
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
-  const int index = block() * WARPS + mine;
+  const int index = mine * blocks() + block();
   const int head = index % a.kv_heads, run = index / a.kv_heads;
-  const int runs = blocks() * WARPS / a.kv_heads;
   const int total = smaller(count_pieces<ROWS>(a), a.capacity);
+  const int runs = smaller(blocks() * WARPS / a.kv_heads, total);
   // Every run has an equal number of pieces, within one.
   int number = int(i64(total) * run / runs);
   const int end = int(i64(total) * (run + 1) / runs);

@@ -31,6 +31,11 @@ using ValueLayout = Layout<V, DIM>;
 constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
 constexpr int STAGE_BYTES = TILES * TILE_BYTES;
 
+template <bool VALUE>
+struct Flag {
+  static constexpr bool value = VALUE;
+};
+
 template <bool FIRST, class A, class B>
 struct Picked {
   using type = A;

@@ -7,12 +7,8 @@
 #include "settings.cuh"
 #include "store.cuh"
 
-// The planes of a tile, in pairs; formats without scales and second rows lack the latter.
-enum { K_CODES, V_CODES, K_SCALE, V_SCALE, K_SECOND, V_SECOND };
-constexpr bool SCALED = KeyLayout::SCALE + ValueLayout::SCALE > 0;
-constexpr bool SECONDS = KeyLayout::SECOND + ValueLayout::SECOND > 0;
-constexpr int PLANES = SECONDS ? 6 : SCALED ? 4 : 2;
-static_assert(SCALED || !SECONDS, "planes are counted in this order");
+// The planes of K or of V.
+enum { CODES, SCALE, SECOND, EACH_PLANES = 4 };
 
 // Positions: behind the last token of the walk; up to `whole` every row sees all, and from `inside`
 // on in a window.
@@ -22,8 +18,8 @@ struct alignas(16) Limits {
 
 struct Shared {
   u8 ring[STAGES * STAGE_BYTES];
-  u64 from[PLANES][32];           // where a lane's bytes of page 0's first tile begin
-  alignas(16) u32 page_bytes[8];  // that pages of a plane are apart
+  u64 from[2][SET_PLANES][32];    // where a lane's bytes of page 0's first tile begin, of K and V
+  Words<16> page_bytes[2];        // that pages of a plane are apart
   Words<16> value_offsets;        // offsets_operand
   Limits limits;
   Piece piece;
@@ -53,97 +49,101 @@ DEVICE Lane lane_of(Shared& shared) {
   return {shared.ring, copied_key, copied_value, key, value, kept(lane() * 16)};
 }
 
-DEVICE const Plane& plane_of(const Arguments& a, int plane) {
-  const Cache& cache = plane % 2 ? a.v : a.k;
-  return plane / 2 == 0 ? cache.codes : plane / 2 == 1 ? cache.scale : cache.second;
-}
-
 // Writes down where each lane's bytes begin.
 DEVICE void choose_rows(Shared& shared, const Arguments& a, int head) {
 #pragma unroll
-  for (int plane = 0; plane < PLANES; plane++) {
-    const Plane& rows = plane_of(a, plane);
-    const u8* begin = rows.data + u64(rows.head) * u32(head) + lane() * 16;
-    shared.from[plane][lane()] = reinterpret_cast<u64>(begin);
-    if (lane() == plane) shared.page_bytes[plane] = rows.page;
+  for (int v = 0; v < 2; v++) {
+    const Cache& cache = v ? a.v : a.k;
+#pragma unroll
+    for (int plane = 0; plane < SET_PLANES; plane++) {
+      const Plane& rows =
+          plane == CODES ? cache.codes : plane == SCALE ? cache.scale : cache.second;
+      const u8* begin = rows.data + u64(rows.head) * u32(head) + lane() * 16;
+      shared.from[v][plane][lane()] = reinterpret_cast<u64>(begin);
+      if (lane() == plane) shared.page_bytes[v].word[plane] = rows.page;
+    }
   }
 }
 
-// The tiles of a step: pages that they are of; behind the walk's end the last one, which is not read.
-using Pages = u32[TILES];
-
-// A walk over tokens of one KV head, up to `last`, along the pages of one request.
+// A walk over tiles of one KV head, from the token `first` to `last`, along the pages of one
+// request. Tiles are counted from the first. Lane l knows the pages of tile l of 32 from where
+// copies are, and of the 32 behind them.
 struct Walk {
   const i32* table;
-  int last;
+  int first, last, tiles;
+  u32 pages, next_pages;
+  u32 highest_page;
 
-  DEVICE void find(Pages& pages, const Arguments& a, int token) const {
-    const int shift = ONE_TILE ? 4 : a.page_shift;
-#pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      // Always a load, into where the page stays: nothing waits for it until it is used.
-      const int at = smaller(token + t * TILE, last - 1);
-      pages[t] = read_only(table + (at >> shift));
+  DEVICE void begin(const Arguments& a) {
+    highest_page = 0;
+    next_pages = find(a, 0);
+    const u32 then = find(a, 32);
+    take(a);
+    next_pages = then;
+  }
+
+  // The page of this lane's tile.
+  DEVICE u32 find(const Arguments& a, int tile) const {
+    const int at = smaller(first + (tile + lane()) * TILE, last - 1);
+    return read_only(table + (ONE_TILE ? at / TILE : at >> a.page_shift));
+  }
+
+  // Turns to the next pages. One that does not exist raises `highest_page`, and another is read.
+  DEVICE void take(const Arguments& a) {
+    highest_page = larger(highest_page, next_pages);
+    pages = smaller(next_pages, u32(a.num_pages) - 1);
+  }
+
+  // Turns to the pages of the step from `tile` on. Those behind them are not waited for.
+  DEVICE void turn_to(const Arguments& a, int tile) {
+    if (tile % 32 == 0) {
+      take(a);
+      next_pages = find(a, tile + 32);
     }
   }
 
-  // Begins to copy the step from `token` on to a stage. A page that does not exist raises
-  // `highest_page`, and another one is copied.
-  DEVICE void copy(Shared& shared, const Lane& mine, const Arguments& a, u8* stage, int token,
-                   const Pages& pages, u32& highest_page) const {
+  // Begins to copy the keys, or the values, of the step from `tile` on.
+  template <bool VALUES>
+  DEVICE void copy(Shared& shared, const Lane& mine, u8* stage, int tile,
+                   const Arguments& a) const {
     // Strides come from memory with what they are added to: were they at hand before, the compiler
     // would multiply first and take three instructions for each sum.
-    u64 from[PLANES];
-    u32 page_bytes[8];
+    const Words<16> page_bytes = shared.page_bytes[VALUES];
+    u64 from[SET_PLANES];
 #pragma unroll
-    for (int i = 0; i < PLANES; i += 4) {
-      const auto four = *reinterpret_cast<const Words<16>*>(&shared.page_bytes[i]);
-#pragma unroll
-      for (int j = 0; j < 4; j++) page_bytes[i + j] = four.word[j];
+    for (int plane = 0; plane < SET_PLANES; plane++) {
+      from[plane] = shared.from[VALUES][plane][lane()];
     }
-#pragma unroll
-    for (int plane = 0; plane < PLANES; plane++) from[plane] = shared.from[plane][lane()];
     u8* linear = pinned_shared(stage + mine.sixteen);
-    copy_tiles<0>(mine, a, stage, token, pages, from, page_bytes, highest_page, linear);
+    copy_tiles<VALUES, 0>(mine, stage, linear, tile, from, page_bytes.word, a);
   }
 
   // Begins to copy tile T of a step and those behind it.
-  template <int T>
-  DEVICE void copy_tiles(const Lane& mine, const Arguments& a, u8* stage, int token,
-                         const Pages& pages, const u64 (&from)[PLANES],
-                         const u32 (&page_bytes)[8], u32& highest_page, u8* linear) const {
+  template <bool VALUES, int T>
+  DEVICE void copy_tiles(const Lane& mine, u8* stage, u8* linear, int tile,
+                         const u64 (&from)[SET_PLANES], const u32 (&page_bytes)[4],
+                         const Arguments& a) const {
+    using L = Pick<VALUES, ValueLayout, KeyLayout>;
     if constexpr (T < TILES) {
-      const int at = token + T * TILE;
-      const bool live = at < last;
-      const u32 last_page = a.num_pages - 1;
-      highest_page = larger(highest_page, pages[T]);
-      const u32 page = smaller(pages[T], last_page);
-      const u32 within = u32(at) / TILE & ((1u << a.page_shift) / TILE - 1);  // tiles of the page
-      const auto rows = [&](int plane, int tile_bytes) {
+      const bool live = tile + T < tiles;
+      const u32 page = shuffle(pages, tile + T);  // modulo 32
+      // Tiles of the page before this one.
+      const u32 within = u32(first / TILE + tile + T) & ((1u << a.page_shift) / TILE - 1);
+      const auto rows = [&](int plane, int row_bytes) {
         u64 begin = from[plane] + multiply_wide(page, page_bytes[plane]);
-        if (!ONE_TILE) begin += multiply_wide(within, tile_bytes);
+        if (!ONE_TILE) begin += multiply_wide(within, row_bytes * TILE);
         return reinterpret_cast<const u8*>(begin);
       };
-      constexpr int KEYS = T * TILE_BYTES, VALUES = KEYS + KeyLayout::BYTES;
-      using KL = KeyLayout;
-      using VL = ValueLayout;
-      copy_codes<KL::SEGMENTS, KEYS>(stage, mine.copied_key, rows(K_CODES, KL::CODES * TILE), live);
-      copy_codes<VL::SEGMENTS, VALUES>(stage, mine.copied_value, rows(V_CODES, VL::CODES * TILE),
-                                       live);
-      if constexpr (KL::SCALE > 0) {
-        copy_run<KL::SCALE, KEYS + KL::SCALE_AT>(linear, rows(K_SCALE, KL::SCALE * TILE), live);
+      constexpr int TO = T * TILE_BYTES + (VALUES ? KeyLayout::BYTES : 0);
+      const int first_segment = VALUES ? mine.copied_value : mine.copied_key;
+      copy_codes<L::SEGMENTS, TO>(stage, first_segment, rows(CODES, L::CODES), live);
+      if constexpr (L::SCALE > 0) {
+        copy_run<L::SCALE, TO + L::SCALE_AT>(linear, rows(SCALE, L::SCALE), live);
       }
-      if constexpr (VL::SCALE > 0) {
-        copy_run<VL::SCALE, VALUES + VL::SCALE_AT>(linear, rows(V_SCALE, VL::SCALE * TILE), live);
+      if constexpr (L::SECOND > 0) {
+        copy_run<L::SECOND, TO + L::SECOND_AT>(linear, rows(SECOND, L::SECOND), live);
       }
-      if constexpr (KL::SECOND > 0) {
-        copy_run<KL::SECOND, KEYS + KL::SECOND_AT>(linear, rows(K_SECOND, KL::SECOND * TILE), live);
-      }
-      if constexpr (VL::SECOND > 0) {
-        copy_run<VL::SECOND, VALUES + VL::SECOND_AT>(linear, rows(V_SECOND, VL::SECOND * TILE),
-                                                     live);
-      }
-      copy_tiles<T + 1>(mine, a, stage, token, pages, from, page_bytes, highest_page, linear);
+      copy_tiles<VALUES, T + 1>(mine, stage, linear, tile, from, page_bytes, a);
     }
   }
 };
