@@ -134,7 +134,7 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
   const int index = mine * blocks() + block();
   const int head = index % a.kv_heads, run = index / a.kv_heads;
   const int total = smaller(count_pieces<ROWS>(a), a.capacity);
-  const int runs = smaller(blocks() * WARPS / a.kv_heads, total);
+  const int runs = smaller(blocks() * WARPS / a.kv_heads, larger(total, 1));
   // Every run has an equal number of pieces, within one.
   int number = int(i64(total) * run / runs);
   const int end = int(i64(total) * (run + 1) / runs);
