@@ -35,6 +35,7 @@ WORDS = {
     "e4m3": "halves_of_e4m3(a)",
     "upper_e4m3": "upper_halves_of_e4m3(a)",
     "power": "as_bits(exp2_fast(as_float(a)))",
+    "reciprocal": "as_bits(reciprocal(as_float(a)))",
     "logarithm": "as_bits(log2_fast(as_float(a)))",
     "moved": "transpose_matrix(a)",
     "reversed": "shuffle(a, 31 - lane())",

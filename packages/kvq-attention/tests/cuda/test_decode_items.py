@@ -45,13 +45,14 @@ extern "C" GLOBAL void cut_all(const i32* given, i32* out, int count, int reach,
   }
 }
 extern "C" GLOBAL void count_all(Arguments a, i32* out) {
-  const int pieces = count_pieces<SET_ROWS>(a);
+  const int pieces = count_pieces<SET_ROWS>(a, request_of_lane<SET_ROWS>(a, 0));
   if (lane() == 0) out[0] = pieces;
 }
 // For each piece: its request, those before, its chunks.
 extern "C" GLOBAL void find_all(Arguments a, i32* out, int total) {
   for (int begin = 0; begin < total; begin += 5) {
-    Cursor<SET_ROWS> cursor = find<SET_ROWS>(a, begin);
+    const Request first = request_of_lane<SET_ROWS>(a, 0);
+    Cursor<SET_ROWS> cursor = find<SET_ROWS>(a, begin, first);
     for (int piece = begin; piece < total && piece < begin + 5; piece++) {
       cursor.advance(a, piece);
       if (lane() == 0) {
@@ -146,7 +147,9 @@ class Launched:
         self.grid: tuple[int, ...] = ()
         self.given: Any = None
 
-    def launch(self, grid: tuple[int, ...], threads: int, shared_bytes: int, args: Any) -> None:
+    def launch_beside(
+        self, grid: tuple[int, ...], threads: int, shared_bytes: int, args: Any
+    ) -> None:
         self.grid, (self.given,) = grid, args
 
 

@@ -171,11 +171,24 @@ def test_powers_of_two(run: Run) -> None:
 
 
 def test_logarithms_of_two(run: Run) -> None:
-    x = np.concatenate([np.exp2(np.linspace(-130, 127, 4096)), [0, 1, 2, np.inf, -1, np.nan]])
+    x = np.concatenate(
+        [np.exp2(np.linspace(-126, 127, 4096)), [0, 1, 2, np.inf, -1, np.nan, 1e-39]]
+    )
     x = x.astype(np.float32)
     got = words(run, "logarithm", x.view(np.uint32)).view(np.float32)
-    np.testing.assert_array_equal(got[-6:], [-np.inf, 0, 1, np.inf, np.nan, np.nan])
+    np.testing.assert_array_equal(got[-7:], [-np.inf, 0, 1, np.inf, np.nan, np.nan, -np.inf])
     # lg2.approx is within 2^-22 of the value, absolutely from 0.5 to 2.
     np.testing.assert_allclose(
-        got[:-6], np.log2(x[:-6].astype(np.float64)), rtol=2**-22, atol=2**-22
+        got[:-7], np.log2(x[:-7].astype(np.float64)), rtol=2**-22, atol=2**-22
     )
+
+
+def test_reciprocals(run: Run) -> None:
+    x = np.concatenate(
+        [np.exp2(np.linspace(-126, 126, 4096)), [1, 4, np.inf, 0, -0.0, 1e-39, np.nan]]
+    )
+    x = x.astype(np.float32)
+    got = words(run, "reciprocal", x.view(np.uint32)).view(np.float32)
+    np.testing.assert_array_equal(got[-7:], [1, 0.25, 0, np.inf, -np.inf, np.inf, np.nan])
+    # rcp.approx is within one unit in the last place.
+    np.testing.assert_allclose(got[:-7], 1 / x[:-7].astype(np.float64), rtol=2**-23)

@@ -77,7 +77,8 @@ class Shape:
         queries = -(-self.rows * ((sizes.dim + 8) * 2 + 4) // 16) * 16
         if self.tiles > 1 or columns > 1:  # which operands of products take the place of
             queries = max(queries, columns * sizes.dim * 16)
-        return table + self.warps * (ring + addresses + WALK_BYTES + queries)
+        lines = -(-self.rows * 8 // 16) * 16
+        return table + self.warps * (ring + addresses + WALK_BYTES + lines + queries)
 
 
 def pick(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:

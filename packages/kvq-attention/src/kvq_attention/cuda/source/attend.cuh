@@ -35,15 +35,15 @@ using Powers = float[COLUMNS][2];
 DEVICE void mask(float (&scores)[TILES][COLUMNS][4], const Shared& shared, const Arguments& a,
                  int token) {
   const Piece& piece = shared.piece;
-  const Line line = line_of<ROWS>(a, piece);
   const int earliest = piece.request.length - piece.request.queries;  // position of query 0
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const int row = (8 * n + 2 * (lane() % 4) + j) % ROWS;
-      const int position = smaller(earliest + shuffle(line.query, row), shared.limits.last - 1);
-      const int hidden = a.window > 0 ? earliest + shuffle(line.query, row) - a.window : -1;
+      const int seen = earliest + larger(shared.lines[row].query, 0);
+      const int position = smaller(seen, shared.limits.last - 1);
+      const int hidden = a.window > 0 ? seen - a.window : -1;
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
 #pragma unroll
@@ -109,18 +109,17 @@ DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int toke
 }
 
 // Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that do
-// not see all of it. `turn` is called when keys have been read, and returns when values are there.
-template <bool MASKED, class Turn>
+// not see all of it.
+template <bool MASKED>
 DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine, u8* stage,
-                   int token, const OurQueries& queries, const Powers& powers, Turn turn) {
+                   int token, const OurQueries& queries, const Powers& powers) {
   const SharedAddress table = known_address(0);
+  if (MASKED) blank_unseen(shared, a, stage, token);
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
   score_tiles<K, DIM, TILES, COLUMNS, SHARED_QUERIES>(scores, stage, TILE_BYTES, mine.key, table,
                                       queries);
-  turn();
-  if (MASKED) blank_unseen(shared, a, stage, token);
   // What scores are still to be multiplied by, which costs nothing where they are added to.
   Powers left;
 #pragma unroll

@@ -28,10 +28,15 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     lost |= first < last;
     first = last = 0;  // no tokens: none, or all beyond the page table
   }
+  const Line line = line_of<ROWS>(a, piece);
+  if (lane() < ROWS) shared.lines[lane()] = line;
+  sync_warp();
   State state;
   state.clear();
   if (first == last) {
-    store_piece<V, DIM, ROWS, COLUMNS>(a, piece, number, lost, state.sums, state.top, state.weight);
+    store_piece<V, DIM, ROWS, COLUMNS>(shared.lines, a, piece, number, lost, state.sums, state.top,
+                                       state.weight);
+    sync_warp();  // the lines have been read
     return;
   }
   const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
@@ -41,10 +46,8 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   const Lane mine = lane_of(shared);
   sync_warp();
 #pragma unroll
-  for (int i = 0; i < STAGES; i++) {
-    walk.copy<false>(shared, mine, mine.ring + i * STAGE_BYTES, i * TILES, a);
-    copies_commit();
-    walk.copy<true>(shared, mine, mine.ring + i * STAGE_BYTES, i * TILES, a);
+  for (int i = 0; i < STAGES - 1; i++) {
+    walk.copy(shared, mine, mine.ring + i * STAGE_BYTES, i * TILES, a);
     copies_commit();
   }
   if (lane() == 0) {
@@ -53,7 +56,7 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     shared.limits = {last, smaller(last, request.length - request.queries + 1),
                      a.window > 0 ? request.length - a.window : 0};
   }
-  load_queries<K, DIM, ROWS>(shared.queries.rows, a, piece);
+  load_queries<K, DIM, ROWS>(shared.queries.rows, a, piece, line);
   sync_warp();
   Powers powers;
 #pragma unroll
@@ -66,29 +69,22 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   OurQueries queries;
   place_queries<K, DIM, ROWS, COLUMNS>(queries, shared.queries.rows, shared.queries.words);
   constexpr int LAST_STAGE = (STAGES - 1) * STAGE_BYTES;
-  // Keys and values of a step are copied as soon as those before them, in the same place, have been
-  // read: half a step after each other. So many copies are under way while one is waited for:
-  constexpr int AHEAD = 2 * STAGES - 1;
   const int chunk_tiles = kept(cut.size / TILE);
   int at = 0;              // of this step's stage in the ring
   int stop = chunk_tiles;  // behind this chunk
   int calm = 0;            // up to where every row sees all
   for (int tile = 0; tile < walk.tiles;) {
-    u8* stage = mine.ring + at;
-    const int coming = tile + STAGES * TILES;  // what takes this step's place
-    copies_wait<AHEAD>();
+    sync_warp();  // the stage that is overwritten has been read
+    const int coming = tile + (STAGES - 1) * TILES;
+    walk.turn_to(a, coming);
+    walk.copy(shared, mine, mine.ring + (at == 0 ? LAST_STAGE : at - STAGE_BYTES), coming, a);
+    copies_commit();
+    copies_wait<STAGES - 1>();
     sync_warp();
-    const auto copy_keys = [&] {
-      sync_warp();
-      walk.turn_to(a, coming);
-      walk.copy<false>(shared, mine, stage, coming, a);
-      copies_commit();
-      copies_wait<AHEAD>();
-      sync_warp();
-    };
+    u8* stage = mine.ring + at;
     const auto attend_step = [&](auto masked) {
       attend<decltype(masked)::value>(state, shared, a, mine, stage, walk.first + tile * TILE,
-                                      queries, powers, copy_keys);
+                                      queries, powers);
     };
     if (tile + TILES > calm) {
       const Limits limits = shared.limits;
@@ -102,14 +98,11 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     } else {
       attend_step(Flag<false>());
     }
-    sync_warp();
-    walk.copy<true>(shared, mine, stage, coming, a);
-    copies_commit();
     tile += TILES;
     if (tile >= smaller(stop, walk.tiles)) {
       const bool missing = any(walk.highest_page >= u32(a.num_pages));
-      store_piece<V, DIM, ROWS, COLUMNS>(a, shared.piece, number++, lost || missing, state.sums,
-                                         state.top, state.weight);
+      store_piece<V, DIM, ROWS, COLUMNS>(shared.lines, a, shared.piece, number++, lost || missing,
+                                         state.sums, state.top, state.weight);
       stop += chunk_tiles;
       state.clear();
     }
@@ -133,20 +126,22 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
   const int index = mine * blocks() + block();
   const int head = index % a.kv_heads, run = index / a.kv_heads;
-  const int total = smaller(count_pieces<ROWS>(a), a.capacity);
+  const Request first = request_of_lane<ROWS>(a, 0);
+  const int total = smaller(count_pieces<ROWS>(a, first), a.capacity);
   const int runs = smaller(blocks() * WARPS / a.kv_heads, larger(total, 1));
   // Every run has an equal number of pieces, within one.
-  int number = int(i64(total) * run / runs);
-  const int end = int(i64(total) * (run + 1) / runs);
+  const int each = u32(total) / u32(runs), more = total - each * runs;
+  int number = run * each + smaller(run, more);
+  const int end = number + each + (run < more);
   if (run < runs && number < end) {
-    Cursor<ROWS> cursor = find<ROWS>(a, number);
+    Cursor<ROWS> cursor = find<ROWS>(a, number, first);
     while (number < end) {
       cursor.advance(a, number);
       const int chunks = cursor.request.chunks.count;
       const int local = number - cursor.before;
-      const int chunk = local % chunks;
+      const int group = u32(local) / u32(chunks), chunk = local - group * chunks;
       const int count = smaller(end - number, chunks - chunk);
-      const Piece piece{cursor.request, local / chunks * ROWS, head};
+      const Piece piece{cursor.request, group * ROWS, head};
       walk_pieces(shared, a, piece, cursor.index, number, chunk, count);
       number += count;
     }

@@ -63,11 +63,25 @@ DEVICE int sum_lanes(int value) {
   return value;
 }
 
-// Pieces of one KV head, of all requests.
+// Request index + l of each lane l; one without pieces behind the last.
 template <int ROWS>
-DEVICE int count_pieces(const Arguments& a) {
-  int pieces = 0;
-  for (int i = lane(); i < a.num_requests; i += 32) pieces += request_at<ROWS>(a, i).pieces;
+DEVICE Request request_of_lane(const Arguments& a, int index) {
+  return index + lane() < a.num_requests ? request_at<ROWS>(a, index + lane()) : Request{};
+}
+
+// Another lane's.
+DEVICE Request shuffle(const Request& r, int source) {
+  return {shuffle(r.start, source), shuffle(r.queries, source), shuffle(r.length, source),
+          shuffle(r.pieces, source),
+          {shuffle(r.chunks.first, source), shuffle(r.chunks.size, source),
+           shuffle(r.chunks.count, source)}};
+}
+
+// Pieces of one KV head, of all requests; `mine` is of lane l's among the first 32.
+template <int ROWS>
+DEVICE int count_pieces(const Arguments& a, const Request& mine) {
+  int pieces = mine.pieces;
+  for (int i = lane() + 32; i < a.num_requests; i += 32) pieces += request_at<ROWS>(a, i).pieces;
   return sum_lanes(pieces);
 }
 
@@ -86,14 +100,25 @@ struct Cursor {
   }
 };
 
-// The walk's beginning, 32 requests at a time.
+// The walk's beginning, among 32 requests at a time; `mine` is of lane l's among the first ones.
 template <int ROWS>
-DEVICE Cursor<ROWS> find(const Arguments& a, int piece) {
+DEVICE Cursor<ROWS> find(const Arguments& a, int piece, Request mine) {
   int index = 0, before = 0;
-  for (; index + 32 < a.num_requests; index += 32) {
-    const int here = sum_lanes(request_at<ROWS>(a, index + lane()).pieces);
-    if (piece < before + here) break;
+  for (;;) {
+    int up_to = mine.pieces;  // pieces of lanes up to this one
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = shuffle(up_to, lane() - step);
+      if (lane() >= step) up_to += other;
+    }
+    const int here = shuffle(up_to, 31);
+    if (piece < before + here || index + 32 >= a.num_requests) {
+      const int passed = sum_lanes(up_to <= piece - before) % 32;
+      const Request found = shuffle(mine, passed);
+      return {index + passed, before + shuffle(up_to, passed) - found.pieces, found};
+    }
     before += here;
+    index += 32;
+    mine = request_of_lane<ROWS>(a, index);
   }
-  return {index, before, request_at<ROWS>(a, index)};
 }

@@ -109,10 +109,11 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, 1) merge(Arguments a) {
   float weight = exp2_fast(sink - top);
 #pragma unroll
   for (int own = 0; own < LANES; own++) weight += shared.weights[own];
+  const float share = weight == 0.0f ? 0.0f : reciprocal(weight);
   for (int i = thread; i < DIM; i += 32 * WARPS) {
     float sum = 0.0f;
 #pragma unroll
     for (int own = 0; own < LANES; own++) sum += shared.sums[own][i];
-    store_number(a.out, target + i, weight == 0.0f ? 0.0f : sum / weight);
+    store_number(a.out, target + i, sum * share);
   }
 }

@@ -12,9 +12,9 @@ struct Piece {
   int first, head;
 };
 
-// A query row; lane l knows row l % ROWS.
-struct Line {
-  bool asked;
+// A query row: of which query of the request, -1 where nothing is asked, and head. Lane l knows row
+// l % ROWS.
+struct alignas(8) Line {
   int query, q_head;
 };
 
@@ -24,7 +24,8 @@ DEVICE Line line_of(const Arguments& a, const Piece& piece) {
   const int query = line / a.group;
   const bool asked =
       query < piece.request.queries && piece.request.start + query < a.num_tokens;
-  return {asked, query, piece.head * a.group + line % a.group};
+  const int q_head = piece.head * a.group + line - query * a.group;
+  return {asked ? query : -1, q_head};
 }
 
 // Queries on their way to their operands; a row's padding spreads rows over banks.
@@ -79,9 +80,9 @@ DEVICE void put_row(QueryRows<DIM, ROWS>& shared, const Arguments& a, int row,
 
 // Puts down a piece's rows.
 template <class Format, int DIM, int ROWS>
-DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Piece& piece) {
+DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Piece& piece,
+                         const Line& line) {
   constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
-  const Line line = line_of<ROWS>(a, piece);
   const i64 mine = (piece.request.start + line.query) * a.q_token + line.q_head * a.q_head;
   constexpr int GROUP = 4;  // rows that are loaded at once
 #pragma unroll 1
@@ -89,7 +90,7 @@ DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const
     float x[GROUP][QUADS][4];
 #pragma unroll
     for (int row = 0; row < GROUP; row++) {
-      const bool asked = shuffle(int(line.asked), begin + row);
+      const bool asked = shuffle(line.query, begin + row) >= 0;
       const u64 low = shuffle(u32(mine), begin + row);
       const u64 high = shuffle(u32(u64(mine) >> 32), begin + row);
       const i64 at = i64(high << 32 | low) + 4 * lane();

@@ -280,6 +280,18 @@ DEVICE float exp2_fast(float x) {
 #endif
 }
 
+// 1 / x; subnormal numbers count as 0.
+DEVICE float reciprocal(float x) {
+#ifdef __CUDACC__
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#else
+  const float result = 1.0f / (std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x);
+  return std::fabs(result) < 0x1p-126f ? std::copysign(0.0f, result) : result;
+#endif
+}
+
 // Subnormal numbers count as 0.
 DEVICE float log2_fast(float x) {
 #ifdef __CUDACC__

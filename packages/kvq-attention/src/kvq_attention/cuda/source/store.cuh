@@ -41,10 +41,9 @@ DEVICE void store_floats(float* at, const float (&x)[COUNT]) {
 // results. tops, weights: references and weights of rows 8n + 2 (l % 4) and the next; a lane's
 // weights are of its own tokens.
 template <class Format, int DIM, int ROWS, int COLUMNS>
-DEVICE void store_piece(const Arguments& a, const Piece& piece, int number, bool lost,
-                        const Sums<DIM, COLUMNS>& sums, const float (&tops)[COLUMNS][2],
-                        const float (&weights)[COLUMNS][2]) {
-  const Line line = line_of<ROWS>(a, piece);
+DEVICE void store_piece(const Line (&lines)[ROWS], const Arguments& a, const Piece& piece,
+                        int number, bool lost, const Sums<DIM, COLUMNS>& sums,
+                        const float (&tops)[COLUMNS][2], const float (&weights)[COLUMNS][2]) {
   const i64 slot = i64(number) * a.kv_heads + piece.head;
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
@@ -56,11 +55,11 @@ DEVICE void store_piece(const Arguments& a, const Piece& piece, int number, bool
       for (int mask = 4; mask < 32; mask *= 2) weight += shuffle_xor(weight, mask);
       // NaN where a page was needed that is not there: never the numbers of another request.
       if (lost) weight = not_a_number();
-      const float share = weight == 0.0f ? 0.0f : Format::FACTOR / weight;
+      const float share = weight == 0.0f ? 0.0f : Format::FACTOR * reciprocal(weight);
       const float lse = weight == 0.0f ? -infinity() : tops[n][j] + log2_fast(weight);
-      const bool asked = shuffle(int(line.asked), row) && row < ROWS;
-      const int query = shuffle(line.query, row), q_head = shuffle(line.q_head, row);
-      if (!asked) continue;
+      if (row >= ROWS) continue;
+      const auto [query, q_head] = lines[row];
+      if (query < 0) continue;
       if (a.partial != nullptr) {
         if (lane() < 4) a.partial_lse[slot * ROWS + row] = lse;
         float* at = a.partial + (slot * ROWS + row) * DIM;
@@ -78,11 +77,12 @@ DEVICE void store_piece(const Arguments& a, const Piece& piece, int number, bool
         all = exp2_fast(sink - top) + seen;
         if (all == 0.0f) all = 1.0f;  // nothing is seen, and the sink is nothing
       }
+      const float part = reciprocal(all);
       const i64 target = (piece.request.start + query) * a.out_token + q_head * a.out_head;
       each_run<Format, DIM>(sums[n], j, share, a.turns, [&](int value, const auto& x) {
 #pragma unroll
         for (int i = 0; i < RUN<Format>; i++) {
-          store_number(a.out, target + value + i, x[i] * seen / all);
+          store_number(a.out, target + value + i, x[i] * seen * part);
         }
       });
     }

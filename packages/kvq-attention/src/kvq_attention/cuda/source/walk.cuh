@@ -23,6 +23,7 @@ struct Shared {
   Words<16> value_offsets;        // offsets_operand
   Limits limits;
   Piece piece;
+  Line lines[ROWS];
   union {
     QueryRows<DIM, ROWS> rows;
     u8 words[SHARED_QUERIES ? OurQueries::BYTES : 16];
@@ -76,16 +77,15 @@ struct Walk {
 
   DEVICE void begin(const Arguments& a) {
     highest_page = 0;
-    next_pages = find(a, 0);
-    const u32 then = find(a, 32);
+    find(a, 0, true);
     take(a);
-    next_pages = then;
+    find(a, 32, true);
   }
 
-  // The page of this lane's tile.
-  DEVICE u32 find(const Arguments& a, int tile) const {
+  // Finds the next page of this lane, where it is live.
+  DEVICE void find(const Arguments& a, int tile, bool live) {
     const int at = smaller(first + (tile + lane()) * TILE, last - 1);
-    return read_only(table + (ONE_TILE ? at / TILE : at >> a.page_shift));
+    read_only_if(live, table + (ONE_TILE ? u32(at) / TILE : at >> a.page_shift), next_pages);
   }
 
   // Turns to the next pages. One that does not exist raises `highest_page`, and another is read.
@@ -96,16 +96,22 @@ struct Walk {
 
   // Turns to the pages of the step from `tile` on. Those behind them are not waited for.
   DEVICE void turn_to(const Arguments& a, int tile) {
-    if (tile % 32 == 0) {
-      take(a);
-      next_pages = find(a, tile + 32);
-    }
+    const bool live = tile % 32 == 0;
+    if (live) take(a);
+    find(a, tile + 32, live);
   }
 
-  // Begins to copy the keys, or the values, of the step from `tile` on.
-  template <bool VALUES>
+  // Begins to copy the step from `tile` on.
   DEVICE void copy(Shared& shared, const Lane& mine, u8* stage, int tile,
                    const Arguments& a) const {
+    u8* linear = pinned_shared(stage + mine.sixteen);
+    copy_each<false>(shared, mine, stage, linear, tile, a);
+    copy_each<true>(shared, mine, stage, linear, tile, a);
+  }
+
+  template <bool VALUES>
+  DEVICE void copy_each(Shared& shared, const Lane& mine, u8* stage, u8* linear, int tile,
+                        const Arguments& a) const {
     // Strides come from memory with what they are added to: were they at hand before, the compiler
     // would multiply first and take three instructions for each sum.
     const Words<16> page_bytes = shared.page_bytes[VALUES];
@@ -114,7 +120,6 @@ struct Walk {
     for (int plane = 0; plane < SET_PLANES; plane++) {
       from[plane] = shared.from[VALUES][plane][lane()];
     }
-    u8* linear = pinned_shared(stage + mine.sixteen);
     copy_tiles<VALUES, 0>(mine, stage, linear, tile, from, page_bytes.word, a);
   }
 
