@@ -1,5 +1,5 @@
-// What a format's second plane says of a tile's words. Scales of blocks are read for all segments of
-// a row at once: a lane keeps those of its own units.
+// What a format's second plane says of a tile's words. Scales of blocks are read for all segments
+// of a row at once: a lane keeps those of its own units.
 #pragma once
 
 #include "tile.cuh"

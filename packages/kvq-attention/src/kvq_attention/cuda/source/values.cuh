@@ -37,9 +37,9 @@ DEVICE Words<16> offsets_operand() {
 }
 
 // first: loaded_segment. offsets: offsets_operand. weights[n][i]: pairs of probabilities of tokens
-// 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for row 8n + l / 4, p = l % 4. Where a row has one scale
-// they are scaled by it already. MASKED: some are 0 because their rows do not see the token, whose
-// scales may be NaN.
+// 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for row 8n + l / 4, p = l % 4. Where a row has one
+// scale they are scaled by it already. MASKED: some are 0 because their rows do not see the token,
+// whose scales may be NaN.
 template <class Format, int DIM, bool MASKED, int COLUMNS>
 DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, SharedAddress table,
                      const Words<16>& offsets, const u32 (&weights)[COLUMNS][2]) {
