@@ -26,6 +26,8 @@ WORDS = {
     "multiplied": "mul_halves(a, b)",
     "fused": "fma_halves(a, b, c)",
     "larger": "max_halves(a, b)",
+    "twice_low": "twice_low_half(a)",
+    "twice_high": "twice_high_half(a)",
     "packed": "pack_halves(as_float(a), as_float(b))",
     "packed_bf16": "pack_bf16(as_float(a), as_float(b))",
     "low": "as_bits(low_half(a))",

@@ -16,7 +16,7 @@ PLAIN, REST = (80, 90), (86, 89, 100, 120)
 ROWS = (4, 8, 16)
 
 # Bytes that a thread's instructions reload of spilled registers. Which codecs, at head_dim 128:
-SPILLED = {"q4_0": 16}
+SPILLED = {"nvfp4": 16, "q4_0": 16}
 # and at 256, where the sums of 16 rows alone take 128 registers: of each up to
 WIDE_SPILLED = 160
 

@@ -132,6 +132,13 @@ def test_halves_are_widened_exactly(run: Run) -> None:
         assert_same(words(run, name, word), wanted, np.float32)
 
 
+def test_a_half_is_doubled(run: Run) -> None:
+    given = random_words(1 << 12)
+    low, high = given & 0xFFFF, given >> 16
+    np.testing.assert_array_equal(words(run, "twice_low", given), low * 0x10001)
+    np.testing.assert_array_equal(words(run, "twice_high", given), high * 0x10001)
+
+
 def e4m3_values() -> np.ndarray:
     codes = torch.arange(256, dtype=torch.uint8)
     return codes.view(torch.float8_e4m3fn).to(torch.float16).numpy().view(np.uint16)

@@ -1,6 +1,7 @@
 // Scores of a tile: keys, unpacked in the registers of a product's operand, times queries.
 #pragma once
 
+#include "second.cuh"
 #include "tile.cuh"
 
 // Queries as the second operand of products, 8 rows and 16 values at a time: in registers, or in
@@ -105,22 +106,6 @@ DEVICE void begin_scores(float (&scores)[COLUMNS][4], const Scales<Format, DIM> 
   }
 }
 
-// What second_pair says of a key's word: units 8 * segment + 2p and the next of a row.
-template <class Format, int DIM>
-DEVICE u32 second_of_key(const u8* tile, int row, int segment) {
-  using L = Layout<Format, DIM>;
-  if constexpr (Format::SECOND == 0) return 0;
-  const u8* at = tile + L::SECOND_AT + row * L::SECOND;
-  const int unit = 8 * segment + 2 * (lane() % 4);
-  if constexpr (Format::SECOND == 1) {
-    const u32 both = *reinterpret_cast<const u16*>(at + unit);
-    return permute(both, 0, 0x4140);
-  } else {
-    const u8* byte = at + unit / larger(Format::SECOND, 1);
-    return second_pair<Format>(byte, byte);
-  }
-}
-
 // first: loaded_segment. scores[t][n][i]: products of token l / 4 (i < 2) or l / 4 + 8 of tile t
 // with rows 8n + 2 (l % 4) + i % 2 of the queries, scaled by the tokens' scales. The tiles, whose
 // work is independent, take turns.
@@ -142,6 +127,12 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
   }
 #pragma unroll
   for (int t = 0; t < TILES; t++) begin_scores<Format, DIM>(scores[t], scales[t], queries);
+  KeySeconds<Format, DIM> seconds[TILES][2];
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+    seconds[t][0].load(tiles + t * tile_bytes, group);
+    seconds[t][1].load(tiles + t * tile_bytes, group + 8);
+  }
   u32 r[TILES][4];
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
@@ -168,10 +159,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
         } else {
           u32 low[Format::SPLIT], high[Format::SPLIT];
           const int at = segment % 2 * 2;
-          const u32 one = second_of_key<Format, DIM>(tile, group, segment);
-          const u32 other = second_of_key<Format, DIM>(tile, group + 8, segment);
-          Format::unpack_key(r[t][at], one, table, low);
-          Format::unpack_key(r[t][at + 1], other, table, high);
+          Format::unpack_key(r[t][at], seconds[t][0].get(segment), table, low);
+          Format::unpack_key(r[t][at + 1], seconds[t][1].get(segment), table, high);
 #pragma unroll
           for (int j = 0; j < Format::SPLIT; j += 2) {
             const int step = (segment * Format::SPLIT + j) / 2;

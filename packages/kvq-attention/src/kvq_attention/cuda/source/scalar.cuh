@@ -216,6 +216,32 @@ DEVICE float low_bf16(u32 word) { return as_float(word << 16); }
 
 DEVICE float high_bf16(u32 word) { return as_float(word & 0xFFFF0000); }
 
+// A pair's low half in both halves, or its high one. Written so it is part of the instruction that
+// takes it, which a permutation is not.
+DEVICE u32 twice_low_half(u32 pair) {
+#ifdef __CUDACC__
+  u32 result;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}"
+      : "=r"(result)
+      : "r"(pair));
+  return result;
+#else
+  return permute(pair, 0, 0x1010);
+#endif
+}
+
+DEVICE u32 twice_high_half(u32 pair) {
+#ifdef __CUDACC__
+  u32 result;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}"
+      : "=r"(result)
+      : "r"(pair));
+  return result;
+#else
+  return permute(pair, 0, 0x3232);
+#endif
+}
+
 // The e4m3 numbers in bits 0-7 and 8-15; below sm_89 the codes of NaN read as 480 and -480.
 DEVICE u32 halves_of_e4m3(u32 two) {
 #if defined(__CUDACC__) && KVQ_ARCH >= 89

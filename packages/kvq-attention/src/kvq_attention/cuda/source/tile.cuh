@@ -130,11 +130,3 @@ DEVICE void tame_rows(u8* tile) {
     }
   }
 }
-
-// The two bytes of the second plane for the units of a word, at bits 0-7 and 16-23.
-template <class Format>
-DEVICE u32 second_pair(const u8* low, const u8* high) {
-  const u32 bytes = *low | u32(*high) << 16;
-  if constexpr (Format::SECOND > 1) return Format::widen(bytes);
-  return bytes;
-}

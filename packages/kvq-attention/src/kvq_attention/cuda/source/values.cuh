@@ -2,6 +2,7 @@
 // probabilities.
 #pragma once
 
+#include "second.cuh"
 #include "tile.cuh"
 
 // Sums [8 rows at a time][16 values at a time]: what lane l holds, see value_index.
@@ -15,16 +16,6 @@ DEVICE int value_index(int step, int i) {
   const int part = 2 * step + i / 2;
   const int segment = part / Format::SPLIT, j = part % Format::SPLIT;
   return Format::SPLIT * (8 * segment + lane() / 4) + j;
-}
-
-// What second_pair says of a value's word: unit 8 * segment + l / 4 of a row and of the next row.
-template <class Format, int DIM>
-DEVICE u32 second_of_value(const u8* tile, int row, int segment) {
-  using L = Layout<Format, DIM>;
-  if constexpr (Format::SECOND == 0) return 0;
-  const int unit = 8 * segment + lane() / 4;
-  const u8* at = tile + L::SECOND_AT + row * L::SECOND + unit / larger(Format::SECOND, 1);
-  return second_pair<Format>(at, at + L::SECOND);
 }
 
 // A bit for each bit of a pair's halves that are not 0.
@@ -45,9 +36,10 @@ DEVICE Words<16> offsets_operand() {
   return {{even, odd, even, odd}};
 }
 
-// first: loaded_segment. offsets: offsets_operand. weights[n][i]: pairs of probabilities of tokens 2p and 2p + 1 (i = 0) or
-// 2p + 8 and 2p + 9 for row 8n + l / 4, p = l % 4. Where a row has one scale they are scaled by it
-// already. MASKED: some are 0 because their rows do not see the token, whose scales may be NaN.
+// first: loaded_segment. offsets: offsets_operand. weights[n][i]: pairs of probabilities of tokens
+// 2p and 2p + 1 (i = 0) or 2p + 8 and 2p + 9 for row 8n + l / 4, p = l % 4. Where a row has one
+// scale they are scaled by it already. MASKED: some are 0 because their rows do not see the token,
+// whose scales may be NaN.
 template <class Format, int DIM, bool MASKED, int COLUMNS>
 DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, SharedAddress table,
                      const Words<16>& offsets, const u32 (&weights)[COLUMNS][2]) {
@@ -60,6 +52,9 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, Shared
 #pragma unroll
     for (int i = 0; i < 4; i++) scales[i].load(tile, token + i % 2 + i / 2 * 8);
   }
+  ValueSeconds<Format, DIM> seconds[2];
+  seconds[0].load(tile, token);
+  seconds[1].load(tile, token + 8);
   u32 r[4];
 #pragma unroll
   for (int part = 0; part < PARTS; part++) {
@@ -105,10 +100,8 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, Shared
       } else {
         u32 low[Format::SPLIT], high[Format::SPLIT];
         const int at = segment % 2 * 2;
-        const u32 one = second_of_value<Format, DIM>(tile, token, segment);
-        const u32 other = second_of_value<Format, DIM>(tile, token + 8, segment);
-        Format::unpack_value(r[at], one, table, low);
-        Format::unpack_value(r[at + 1], other, table, high);
+        Format::unpack_value(r[at], seconds[0].get(segment), table, low);
+        Format::unpack_value(r[at + 1], seconds[1].get(segment), table, high);
 #pragma unroll
         for (int j = 0; j < Format::SPLIT; j += 2) {
           add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);

@@ -4,7 +4,8 @@
 #include "primitives.cuh"
 
 // Keys and values of one kind, made by Format::unpack: values[i] holds value i of the low unit and
-// value i of the high one. `table` is the block's, for formats that look values up.
+// value i of the high one. `second` is what second.cuh gives: a byte for each unit, or a pair of the
+// scales of their blocks. `table` is the block's, for formats that look values up.
 template <class Format>
 struct Alike {
   // An operand is (value + OFFSET) * 2^place(i) / FACTOR / scale, for value i of a unit.
