@@ -46,7 +46,7 @@ def merges() -> list[Job]:
         Job("q8_0", "q8_0", arch, dim, n, merge_warps=warps)
         for arch in ARCHS
         for dim, n in zip(EMULATED.dims, ROWS, strict=True)
-        for warps in (1, decode.MERGE_WARPS)
+        for warps in decode.MERGE_WARPS
     ]
 
 

@@ -160,7 +160,9 @@ def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatc
     for name, value in sizes.items():
         monkeypatch.setattr(items, name, value)
     step, others = Launched(), Launched()
-    monkeypatch.setattr(decode, "load", lambda *_: Kernels(step, others, others, 0, 8))
+    monkeypatch.setattr(
+        decode, "load", lambda *_: Kernels(step, {1: others, 4: others, 8: others}, 0, 8)
+    )
     shape = emulated.picked("q8_0", "q8_0", 64, rows, torch.device("cpu"))
     assert shape.rows == rows
     monkeypatch.setattr(decode, "picked", lambda *_: shape)

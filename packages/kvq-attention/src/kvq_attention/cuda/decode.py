@@ -22,7 +22,8 @@ from kvq_codecs import Encoded
 LOG2_E = 1.4426950408889634
 # Positions that the kernels' int32 counts, and steps beyond them; a longer window is none at all.
 WIDEST = 2**31 - 2**12
-MERGE_WARPS = 8
+MERGE_WARPS = (8, 4, 1)  # of a row's block
+MERGE_WAVES = 2  # of warps that still are faster than fewer of them
 MERGE_SUMS = 8  # that a row's chunks are summed up in
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -113,11 +114,11 @@ def launch(
     blocks = max(min(kernels.resident, runs * kv_heads), -(-runs * kv_heads // shape.warps))
     kernels.decode.launch_beside((blocks,), shape.threads, kernels.shared_bytes, (given,))
     if not alone:
-        # One row a block: many warps each where there are few, for the same bits.
+        # One row a block: as many warps each as there is room for, for the same bits.
         lines = num_tokens * q_heads
-        few = lines * MERGE_WARPS <= kernels.resident
-        join, warps = (kernels.merge_few, MERGE_WARPS) if few else (kernels.merge, 1)
-        join.launch_beside(
+        room = MERGE_WAVES * kernels.resident * shape.warps
+        warps = next(warps for warps in MERGE_WARPS if warps == 1 or lines * warps <= room)
+        kernels.merges[warps].launch_beside(
             (lines,), warps * shapes.WARP, MERGE_SUMS * (dim + 1) * 4, (given,)
         )
     return out
@@ -143,14 +144,13 @@ class Kernels:
     Attributes
     ----------
     decode : the kernel of pieces
-    merge, merge_few : that of their results, by one warp a row and by MERGE_WARPS
+    merges : those of their results, by warps a row
     shared_bytes : that a block of decode takes
     resident : blocks of decode that the device holds at once
     """
 
     decode: Function
-    merge: Function
-    merge_few: Function
+    merges: dict[int, Function]
     shared_bytes: int
     resident: int
 
@@ -176,14 +176,16 @@ def load(
     """The kernels for a device, compiled when they are first asked for."""
     given = defines(k, v, dim, dtype, shape, softcap, one_tile)
     step = function(source("decode.cu", given), "decode", device)
-    merge, merge_few = (
-        function(source("merge.cu", merge_defines(dim, dtype, shape, warps)), "merge", device)
-        for warps in (1, MERGE_WARPS)
-    )
+    merges = {
+        warps: function(
+            source("merge.cu", merge_defines(dim, dtype, shape, warps)), "merge", device
+        )
+        for warps in MERGE_WARPS
+    }
     shared_bytes = given["SET_SHARED_BYTES"]
     held = step.resident_blocks(shape.threads, shared_bytes)
     found = torch.cuda.get_device_properties(device)
-    return Kernels(step, merge, merge_few, shared_bytes, held * found.multi_processor_count)
+    return Kernels(step, merges, shared_bytes, held * found.multi_processor_count)
 
 
 def sizes(k: str, v: str, dim: int) -> shapes.Sizes:

@@ -10,19 +10,21 @@
 template <class Format>
 constexpr int RUN = Format::SPLIT < 4 ? Format::SPLIT : 4;
 
-// Calls store(value, x) for all that a lane has of one of its rows: sums j and j + 2 of each step,
-// times `share`.
+// Calls store(value, x) for all that a lane has of one of its two rows, times `share`.
 template <class Format, int DIM, class Store>
-DEVICE void each_run(const float (&sums)[DIM / 16][4], int j, float share, const float* turns,
+DEVICE void each_run(const float (&sums)[DIM / 16][4], int row, float share, const float* turns,
                      Store store) {
 #pragma unroll
-  for (int part = 0; part < DIM / 8; part += RUN<Format>) {
-    const int value = value_index<Format>(part / 2, part % 2 * 2);
+  for (int at = 0; at < DIM / 8; at += RUN<Format>) {
+    const int segment = at / Format::SPLIT;
+    const int value = first_value<Format>(segment) + at % Format::SPLIT;
     float x[RUN<Format>];
 #pragma unroll
     for (int i = 0; i < RUN<Format>; i++) {
-      const float place = 1 << Format::place((part + i) % Format::SPLIT);
-      x[i] = sums[(part + i) / 2][(part + i) % 2 * 2 + j] * (share / place);
+      const int j = at % Format::SPLIT + i;
+      const int part = segment * Format::SPLIT + part_of<Format>(j);
+      const float place = 1 << Format::place(j);
+      x[i] = sums[part / 2][part % 2 * 2 + row] * (share / place);
     }
     if constexpr (Format::ROTATED) turn(x, turns, value / 4, true);
     store(value, x);

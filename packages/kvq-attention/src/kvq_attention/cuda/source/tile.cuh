@@ -42,12 +42,12 @@ DEVICE int copied_segment() {
 }
 
 // Begins to copy CHUNKS * 16 bytes to `shared` + TO, of which lane l copies those at l * 16: its own
-// are `shared` and `from`.
+// are `shared` and `from`. They are few, and others' next to them: memory reads them together.
 template <int CHUNKS, int TO, int DONE = 0>
 DEVICE void copy_run(u8* shared, const u8* from, bool live) {
   if constexpr (DONE < CHUNKS) {
     if (CHUNKS - DONE >= 32 || lane() < CHUNKS - DONE) {
-      copy_async<TO + DONE * 16, DONE * 16>(shared, from, live);
+      copy_async<TO + DONE * 16, DONE * 16, true>(shared, from, live);
     }
     copy_run<CHUNKS, TO, DONE + 32>(shared, from, live);
   }

@@ -9,13 +9,20 @@
 template <int DIM, int COLUMNS>
 using Sums = float[COLUMNS][DIM / 16][4];
 
-// Which value of a row lane l's sum i of step `step` is: sums 0 and 1 are of rows 2 (l % 4) and the
-// next, so are 2 and 3.
+// A step's sums 0 and 1 are of rows 2 (l % 4) and the next, so are 2 and 3, of another value. Lane
+// l's values of a segment, which are next to each other, lie in parts: two in a step.
+//
+// The value of a row that lane l's part 0 of a segment is.
 template <class Format>
-DEVICE int value_index(int step, int i) {
-  const int part = 2 * step + i / 2;
-  const int segment = part / Format::SPLIT, j = part % Format::SPLIT;
-  return Format::SPLIT * (8 * segment + lane() / 4) + j;
+DEVICE int first_value(int segment) {
+  return Format::SPLIT * (8 * segment + lane() / 4);
+}
+
+// The part where value j of a segment lies.
+template <class Format>
+DEVICE constexpr int part_of(int j) {
+  // Of products with one of two neighbours each: 0 and 2, 1 and 3.
+  return Format::SEPARATE ? j / 4 * 4 + j % 2 * 2 + j / 2 % 2 : j;
 }
 
 // A bit for each bit of a pair's halves that are not 0.
@@ -72,6 +79,20 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, Shared
         }
       }
     }
+    // Weights of tokens 2p and 2p + 1 as operands of their own, for a pair's low and high value.
+    u32 separate[COLUMNS][2][2][2];
+    if constexpr (Format::SEPARATE) {
+#pragma unroll
+      for (int n = 0; n < COLUMNS; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          separate[n][i][0][0] = scaled[n][i] & 0xFFFF;
+          separate[n][i][0][1] = scaled[n][i] >> 16;
+          separate[n][i][1][0] = scaled[n][i] << 16;
+          separate[n][i][1][1] = scaled[n][i] & 0xFFFF0000;
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < SEGMENTS; i++) {
       const int segment = part * SEGMENTS + i;
@@ -100,11 +121,35 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, Shared
       } else {
         u32 low[Format::SPLIT], high[Format::SPLIT];
         const int at = segment % 2 * 2;
-        Format::unpack_value(r[at], seconds[0].get(segment), table, low);
-        Format::unpack_value(r[at + 1], seconds[1].get(segment), table, high);
+        const u32 one = seconds[0].get(segment), other = seconds[1].get(segment);
+        if constexpr (Format::SEPARATE) {
+          // Pairs are neighbours of one token, where a product takes two tokens' values: it takes
+          // one neighbour and a weight of 0 for the other, then the other.
+          Format::unpack_key(r[at], one, table, low);
+          Format::unpack_key(r[at + 1], other, table, high);
+          constexpr int HALF = Format::SPLIT / 2;
 #pragma unroll
-        for (int j = 0; j < Format::SPLIT; j += 2) {
-          add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);
+          for (int j = 0; j < HALF; j += 2) {
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+              const int step = segment * HALF + j + k;
+#pragma unroll
+              for (int n = 0; n < COLUMNS; n++) {
+                const u32 (&w)[2][2][2] = separate[n];
+                mma(sums[n][step], low[j], low[j + 1], low[HALF + j], low[HALF + j + 1],
+                    w[0][k][0], w[0][k][1]);
+                mma(sums[n][step], high[j], high[j + 1], high[HALF + j], high[HALF + j + 1],
+                    w[1][k][0], w[1][k][1]);
+              }
+            }
+          }
+        } else {
+          Format::unpack_value(r[at], one, table, low);
+          Format::unpack_value(r[at + 1], other, table, high);
+#pragma unroll
+          for (int j = 0; j < Format::SPLIT; j += 2) {
+            add((segment * Format::SPLIT + j) / 2, low[j], low[j + 1], high[j], high[j + 1]);
+          }
         }
       }
     }

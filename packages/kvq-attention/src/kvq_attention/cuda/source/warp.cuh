@@ -278,15 +278,23 @@ DEVICE u32 transpose_matrix(u32 word) {
 }
 
 // Begins a copy of 16 bytes, from `global` + FROM to `shared` + TO, both multiples of 16, past the
-// first-level cache. Where it is not live, the bytes become 0 and nothing is read.
-template <int TO = 0, int FROM = 0>
+// first-level cache. Where it is not live, the bytes become 0 and nothing is read. AROUND: the 256
+// bytes around are wanted soon, maybe by others.
+template <int TO = 0, int FROM = 0, bool AROUND = false>
 DEVICE void copy_async(u8* shared, const u8* global, bool live) {
 #ifdef __CUDACC__
   // Sums of addresses are part of the instruction; what the compiler sums up takes others.
-  asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;" ::"r"(
-                   shared_address(shared)),
-               "l"(global), "r"(live ? 16 : 0), "n"(TO), "n"(FROM)
-               : "memory");
+  if constexpr (AROUND) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0 + %3], [%1 + %4], 16, %2;" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(live ? 16 : 0), "n"(TO), "n"(FROM)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0 + %3], [%1 + %4], 16, %2;" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(live ? 16 : 0), "n"(TO), "n"(FROM)
+                 : "memory");
+  }
 #else
   emulator::check_shared("copy_async", shared + TO, 16);
   emulator::copy(shared + TO, global + FROM, 16, live);

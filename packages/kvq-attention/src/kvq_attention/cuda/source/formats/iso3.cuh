@@ -52,25 +52,12 @@ struct Iso3 : Alike<Iso3> {
 // The same, two codes at a time in a table.
 struct Iso3Tabled : Iso3 {
   static constexpr bool NEIGHBOURS = true;
+  static constexpr bool SEPARATE = true;
   static constexpr int TABLE_BYTES = 16384;
 
   // An index is a nibble of low bits, of two codes, below their top bits. 13 + 10
   DEVICE static void unpack_key(u32 word, u32 second, SharedAddress table, u32 (&values)[SPLIT]) {
     look_up(word, second & 0x00330033, second & 0x00CC00CC, table, values);
-  }
-
-  // Low bits of the high unit's even codes change places with those of odd codes of the low one,
-  // and so do top bits. 16 + 14
-  DEVICE static void unpack_value(u32 word, u32 second, SharedAddress table, u32 (&values)[SPLIT]) {
-    const u32 changes = logic<XOR_AND>(word, word << 14, 0x33330000);
-    const u32 both = multiply_high(changes, 0x00040001) + changes;  // and those 14 bits below
-    const u32 top_changes = logic<XOR_AND>(second, second << 15, 0x00550000);
-    const u32 top_both = multiply_high(top_changes, 0x00020001) + top_changes;
-    u32 pairs[SPLIT];
-    look_up(word ^ both, logic<XOR_AND>(second, top_both, 0x00330033),
-            logic<XOR_AND>(second, top_both, 0x00CC00CC), table, pairs);
-#pragma unroll
-    for (int i = 0; i < SPLIT; i++) values[i] = pairs[i % 2 * 4 + i / 2];
   }
 
   DEVICE static void fill_table(SharedAddress table, int thread, int threads) {

@@ -61,6 +61,7 @@ struct Iso4 : Alike<Iso4> {
 
 // The same, two codes at a time in a table.
 struct Iso4Tabled : Iso4 {
+  static constexpr bool SEPARATE = true;
   static constexpr int TABLE_BYTES = 32768;
 
   // An index is a byte of codes; its upper bit chooses a row's half. 6 + 4
@@ -74,19 +75,6 @@ struct Iso4Tabled : Iso4 {
     values[1] = look_up_pair<1>(table, rows, columns);
     values[2] = look_up_pair<2>(table, rows, columns);
     values[3] = look_up_pair<3>(table, rows, columns);
-  }
-
-  // The high unit's codes 0 and 2 change places with codes 1 and 3 of the low one: bytes hold codes
-  // that belong together. 8 + 6; to permute pairs that are looked up in keys' way takes 10 + 4.
-  DEVICE static void unpack_value(u32 word, u32, SharedAddress table, u32 (&values)[SPLIT]) {
-    const u32 changes = logic<XOR_AND>(word, word << 12, 0x0F0F0000);
-    const u32 both = multiply_high(changes, 0x00100001) + changes;  // and those 12 bits below
-    u32 pairs[SPLIT];
-    unpack_key(word ^ both, 0, table, pairs);
-    values[0] = pairs[0];
-    values[2] = pairs[1];
-    values[1] = pairs[2];
-    values[3] = pairs[3];
   }
 
   DEVICE static void fill_table(SharedAddress table, int thread, int threads) {

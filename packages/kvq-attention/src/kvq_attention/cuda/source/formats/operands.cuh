@@ -16,6 +16,9 @@ struct Alike {
   // SPLIT / 2, then those of the high unit. A value's two units are of different tokens.
   static constexpr bool NEIGHBOURS = false;
 
+  // Whether a value's are, too: as unpack_key makes them, of one token each.
+  static constexpr bool SEPARATE = false;
+
   // Of the block's table, which all its threads write; 0 where there is none.
   static constexpr int TABLE_BYTES = 0;
   DEVICE static void fill_table(SharedAddress, int, int) {}
