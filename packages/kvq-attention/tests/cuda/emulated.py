@@ -37,12 +37,12 @@ def load(
     """
     given = decode.defines(k, v, dim, dtype, shape, softcap, one_tile)
     step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given, races=races)
-    joins = (
-        Merge(decode.merge_defines(dim, dtype, shape, warps), races)
-        for warps in (1, decode.MERGE_WARPS)
-    )
+    merges = {
+        warps: Merge(decode.merge_defines(dim, dtype, shape, warps), races)
+        for warps in decode.MERGE_WARPS
+    }
     return decode.Kernels(
-        step.function("decode", **ORDER), *joins, given["SET_SHARED_BYTES"], RESIDENT
+        step.function("decode", **ORDER), merges, given["SET_SHARED_BYTES"], RESIDENT
     )
 
 
