@@ -78,7 +78,8 @@ class Shape:
         if self.tiles > 1 or columns > 1:  # which operands of products take the place of
             queries = max(queries, columns * sizes.dim * 16)
         lines = -(-self.rows * 8 // 16) * 16
-        return table + self.warps * (ring + addresses + WALK_BYTES + lines + queries)
+        warp = ring + addresses + WALK_BYTES + lines + queries
+        return table + self.warps * (warp if self.warps == 1 else -(-warp // 128) * 128)
 
 
 def pick(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:
@@ -103,9 +104,8 @@ def pick(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:
     shape = replace(shape, blocks=min(most, shared_bytes // taken))
     if sizes.table_bytes:
         # One block with one table, unless that leaves too few warps.
-        tabled = replace(shape, blocks=1, warps=0, tabled=True)
-        table = tabled.shared_bytes(sizes) + DRIVER_BYTES
-        warps = min(most, (shared_bytes - table) // (taken - DRIVER_BYTES))
-        if warps * 2 >= shape.blocks:
-            return replace(tabled, warps=warps)
+        for warps in range(most, shape.blocks // 2, -1):
+            tabled = replace(shape, blocks=1, warps=warps, tabled=True)
+            if tabled.shared_bytes(sizes) + DRIVER_BYTES <= shared_bytes:
+                return tabled
     return shape

@@ -92,18 +92,17 @@ DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int toke
   const Request& request = shared.piece.request;
   const int lowest = a.window > 0 ? request.length - request.queries - a.window + 1 : 0;
   const int last = shared.limits.last;
-  const auto values = [&](int t) { return stage + t * TILE_BYTES + KeyLayout::BYTES; };
   if (token < lowest || token + STEP > last) {
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       const int at = token + t * TILE;
-      blank_rows<V, DIM>(values(t), lowest - at, last - at);
+      blank_rows<V, DIM>(tile_of<true>(stage, t), lowest - at, last - at);
     }
     sync_warp();
   }
   if (request.queries > 1) {
 #pragma unroll
-    for (int t = 0; t < TILES; t++) tame_rows<V, DIM>(values(t));
+    for (int t = 0; t < TILES; t++) tame_rows<V, DIM>(tile_of<true>(stage, t));
     sync_warp();
   }
 }
@@ -118,7 +117,10 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane&
   float scores[TILES][COLUMNS][4];
   float highest[COLUMNS][2];
   float scale[TILES][2];  // of the values of tokens l / 4 and l / 4 + 8, where a row has one
-  score_tiles<K, DIM, TILES, COLUMNS, SHARED_QUERIES>(scores, stage, TILE_BYTES, mine.key, table,
+  Tile keys[TILES];
+#pragma unroll
+  for (int t = 0; t < TILES; t++) keys[t] = tile_of<false>(stage, t);
+  score_tiles<K, DIM, TILES, COLUMNS, SHARED_QUERIES>(scores, keys, mine.key, table,
                                       queries);
   // What scores are still to be multiplied by, which costs nothing where they are added to.
   Powers left;
@@ -144,7 +146,7 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane&
   if (MASKED) mask(scores, shared, a, token);
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    const u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
+    const Tile values = tile_of<true>(stage, t);
 #pragma unroll
     for (int u = 0; u < 2; u++) {
       float bound = 0.0f;
@@ -195,7 +197,7 @@ DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane&
   if constexpr (V::OFFSET > 0) offsets = shared.value_offsets;
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    const u8* values = stage + t * TILE_BYTES + KeyLayout::BYTES;
+    const Tile values = tile_of<true>(stage, t);
     add_tile<V, DIM, MASKED, COLUMNS>(state.sums, values, mine.value, table, offsets,
                                          weights[t]);
   }

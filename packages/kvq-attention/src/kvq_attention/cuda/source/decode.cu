@@ -121,7 +121,7 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
   wait_for_earlier();
   launch_dependents();
   const int mine = WARPS > 1 ? warp() : 0;
-  u8* memory = kept_shared(shared_memory() + TABLE_BYTES + mine * sizeof(Shared));
+  u8* memory = kept_shared(shared_memory() + TABLE_BYTES + mine * int(sizeof(Shared)));
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
   const int index = mine * blocks() + block();

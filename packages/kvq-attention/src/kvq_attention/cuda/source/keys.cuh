@@ -110,7 +110,7 @@ DEVICE void begin_scores(float (&scores)[COLUMNS][4], const Scales<Format, DIM> 
 // with rows 8n + 2 (l % 4) + i % 2 of the queries, scaled by the tokens' scales. The tiles, whose
 // work is independent, take turns.
 template <class Format, int DIM, int TILES, int COLUMNS, bool SHARED>
-DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int tile_bytes,
+DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const Tile (&tiles)[TILES],
                         int first, SharedAddress table,
                         const Queries<DIM, COLUMNS, SHARED>& queries) {
   using L = Layout<Format, DIM>;
@@ -121,8 +121,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
   if constexpr (L::SCALES > 0) {
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      scales[t][0].load(tiles + t * tile_bytes, group);
-      scales[t][1].load(tiles + t * tile_bytes, group + 8);
+      scales[t][0].load(tiles[t], group);
+      scales[t][1].load(tiles[t], group + 8);
     }
   }
 #pragma unroll
@@ -130,8 +130,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
   KeySeconds<Format, DIM> seconds[TILES][2];
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    seconds[t][0].load(tiles + t * tile_bytes, group);
-    seconds[t][1].load(tiles + t * tile_bytes, group + 8);
+    seconds[t][0].load(tiles[t], group);
+    seconds[t][1].load(tiles[t], group + 8);
   }
   u32 r[TILES][4];
 #pragma unroll
@@ -147,9 +147,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const u8* tiles, int
       queries.read(words, segment * Format::SPLIT / 2);
 #pragma unroll
       for (int t = 0; t < TILES; t++) {
-        const u8* tile = tiles + t * tile_bytes;
         if (segment % 2 == 0) {
-          load_matrices(r[t], tile + (first ^ segment * 16));
+          load_matrices(r[t], tiles[t].codes + (first ^ segment * 16));
         }
         if constexpr (Format::SPLIT == 1) {
           if (segment % 2 == 0) {

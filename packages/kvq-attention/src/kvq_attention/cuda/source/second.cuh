@@ -12,8 +12,8 @@ struct KeySeconds {
   const u8* bytes;
   u32 scales[WORDS / 2 > 0 ? WORDS / 2 : 1];  // of this lane's units in four segments each
 
-  DEVICE void load(const u8* tile, int row) {
-    bytes = tile + Layout<Format, DIM>::SECOND_AT + row * BYTES;
+  DEVICE void load(const Tile& tile, int row) {
+    bytes = tile.rest + row * BYTES;
     if constexpr (Format::SECOND > 1) {
       static_assert(Format::SECOND == 4, "two scales a segment");
       const Words<BYTES> all = *reinterpret_cast<const Words<BYTES>*>(bytes);
@@ -46,8 +46,8 @@ struct ValueSeconds {
   const u8* bytes;
   u32 scales[WORDS > 0 ? WORDS : 1];  // of this lane's units in two segments each
 
-  DEVICE void load(const u8* tile, int row) {
-    bytes = tile + Layout<Format, DIM>::SECOND_AT + row * BYTES;
+  DEVICE void load(const Tile& tile, int row) {
+    bytes = tile.rest + row * BYTES;
     if constexpr (Format::SECOND > 1) {
       static_assert(Format::SECOND == 4, "two scales a segment");
       const Words<BYTES> low = *reinterpret_cast<const Words<BYTES>*>(bytes);

@@ -28,8 +28,24 @@ using OurQueries = Queries<DIM, COLUMNS, SHARED_QUERIES>;
 
 using KeyLayout = Layout<K, DIM>;
 using ValueLayout = Layout<V, DIM>;
-constexpr int TILE_BYTES = KeyLayout::BYTES + ValueLayout::BYTES;
-constexpr int STAGE_BYTES = TILES * TILE_BYTES;
+// A stage: code rows of keys and values of each tile, then the rest of each.
+constexpr int CODES_BYTES = TILE * (KeyLayout::CODES + ValueLayout::CODES);
+constexpr int REST_BYTES = KeyLayout::REST + ValueLayout::REST;
+constexpr int STAGE_BYTES = TILES * (CODES_BYTES + REST_BYTES);
+
+// Where keys or values of tile t lie in a stage.
+template <bool VALUES>
+DEVICE constexpr int codes_at(int t) {
+  return t * CODES_BYTES + (VALUES ? TILE * KeyLayout::CODES : 0);
+}
+template <bool VALUES>
+DEVICE constexpr int rest_at(int t) {
+  return TILES * CODES_BYTES + t * REST_BYTES + (VALUES ? KeyLayout::REST : 0);
+}
+template <bool VALUES>
+DEVICE Tile tile_of(u8* stage, int t) {
+  return {stage + codes_at<VALUES>(t), stage + rest_at<VALUES>(t)};
+}
 
 template <bool VALUE>
 struct Flag {

@@ -13,11 +13,17 @@ struct Layout {
   static constexpr int SCALES =
       Format::BLOCK < 0 ? 0 : Format::BLOCK == 0 || Format::BLOCK > DIM ? 1 : DIM / Format::BLOCK;
   static constexpr int SCALE = SCALES * Format::SCALE_BYTES;
-  static constexpr int SECOND_AT = TILE * CODES;
-  static constexpr int SCALE_AT = SECOND_AT + TILE * SECOND;
-  static constexpr int BYTES = SCALE_AT + TILE * SCALE;
+  static constexpr int SCALE_AT = TILE * SECOND;
+  static constexpr int REST = SCALE_AT + TILE * SCALE;
+  static constexpr int BYTES = TILE * CODES + REST;
   static constexpr int SEGMENTS = CODES / 16;  // of 8 units a row
   static_assert(SEGMENTS >= 2, "load_matrices takes two segments of a row");
+};
+
+// A tile of one format: its code rows, which begin at a multiple of 128 bytes, and the rest of it:
+// second code rows, then scales.
+struct Tile {
+  u8 *codes, *rest;
 };
 
 // Offset of a row's segment: the same segment of 8 neighbouring rows lies in different banks.
@@ -72,8 +78,8 @@ struct Scales {
   static constexpr int BYTES = Layout<Format, DIM>::SCALE;
   u32 word[BYTES > 4 ? BYTES / 4 : 1];
 
-  DEVICE void load(const u8* tile, int row) {
-    const u8* at = tile + Layout<Format, DIM>::SCALE_AT + row * BYTES;
+  DEVICE void load(const Tile& tile, int row) {
+    const u8* at = tile.rest + Layout<Format, DIM>::SCALE_AT + row * BYTES;
     if constexpr (BYTES == 2) {
       word[0] = *reinterpret_cast<const u16*>(at);
     } else {
@@ -103,30 +109,29 @@ struct Scales {
 
 // Zeros a tile's rows outside [from, to): a weight of 0 does not outweigh a NaN.
 template <class Format, int DIM>
-DEVICE void blank_rows(u8* tile, int from, int to) {
+DEVICE void blank_rows(const Tile& tile, int from, int to) {
   using L = Layout<Format, DIM>;
-  const auto blank = [&](int at, int row_bytes) {
-    u16* half = reinterpret_cast<u16*>(tile + at);
+  const auto blank = [&](u8* at, int row_bytes) {
+    u16* half = reinterpret_cast<u16*>(at);
     for (int i = lane(); i < TILE * row_bytes / 2; i += 32) {
       const int row = i / (row_bytes / 2);
       if (row < from || row >= to) half[i] = 0;
     }
   };
-  blank(0, L::CODES);  // segments move within their row
-  if (L::SECOND > 0) blank(L::SECOND_AT, L::SECOND);
-  if (L::SCALE > 0) blank(L::SCALE_AT, L::SCALE);
+  blank(tile.codes, L::CODES);  // segments move within their row
+  if (L::SECOND > 0) blank(tile.rest, L::SECOND);
+  if (L::SCALE > 0) blank(tile.rest + L::SCALE_AT, L::SCALE);
 }
 
 // Zeros the block scales of rows whose scale is NaN: that alone says so, to those who see them.
 template <class Format, int DIM>
-DEVICE void tame_rows(u8* tile) {
+DEVICE void tame_rows(const Tile& tile) {
   using L = Layout<Format, DIM>;
   if constexpr (Format::SECOND > 1) {
-    sync_warp();  // other lanes may have blanked rows
     for (int i = lane(); i < TILE * L::SECOND; i += 32) {
       Scales<Format, DIM> scale;
       scale.load(tile, i / L::SECOND);
-      if (scale.get(0) != scale.get(0)) tile[L::SECOND_AT + i] = 0;
+      if (scale.get(0) != scale.get(0)) tile.rest[i] = 0;
     }
   }
 }

@@ -48,7 +48,7 @@ DEVICE Words<16> offsets_operand() {
 // scale they are scaled by it already. MASKED: some are 0 because their rows do not see the token,
 // whose scales may be NaN.
 template <class Format, int DIM, bool MASKED, int COLUMNS>
-DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, SharedAddress table,
+DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const Tile& tile, int first, SharedAddress table,
                      const Words<16>& offsets, const u32 (&weights)[COLUMNS][2]) {
   using L = Layout<Format, DIM>;
   constexpr int PARTS = L::SCALES > 1 ? L::SCALES : 1;
@@ -97,7 +97,7 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const u8* tile, int first, Shared
     for (int i = 0; i < SEGMENTS; i++) {
       const int segment = part * SEGMENTS + i;
       if (segment % 2 == 0) {
-        load_matrices_transposed(r, tile + (first ^ segment * 16));
+        load_matrices_transposed(r, tile.codes + (first ^ segment * 16));
       }
       const auto add = [&](int step, u32 a0, u32 a1, u32 a2, u32 a3) {
 #pragma unroll

@@ -16,7 +16,8 @@ struct alignas(16) Limits {
   int last, whole, inside;
 };
 
-struct Shared {
+// Of a warp; tiles begin at multiples of 128 bytes, so that warps do.
+struct alignas(WARPS > 1 ? 128 : 16) Shared {
   u8 ring[STAGES * STAGE_BYTES];
   u64 from[2][SET_PLANES][32];    // where a lane's bytes of page 0's first tile begin, of K and V
   Words<16> page_bytes[2];        // that pages of a plane are apart
@@ -77,15 +78,15 @@ struct Walk {
 
   DEVICE void begin(const Arguments& a) {
     highest_page = 0;
-    find(a, 0, true);
+    find(a, 0);
     take(a);
-    find(a, 32, true);
+    find(a, 32);
   }
 
-  // Finds the next page of this lane, where it is live.
-  DEVICE void find(const Arguments& a, int tile, bool live) {
+  // Finds the next page of this lane.
+  DEVICE void find(const Arguments& a, int tile) {
     const int at = smaller(first + (tile + lane()) * TILE, last - 1);
-    read_only_if(live, table + (ONE_TILE ? u32(at) / TILE : at >> a.page_shift), next_pages);
+    next_pages = read_only(table + (ONE_TILE ? u32(at) / TILE : at >> a.page_shift));
   }
 
   // Turns to the next pages. One that does not exist raises `highest_page`, and another is read.
@@ -96,9 +97,11 @@ struct Walk {
 
   // Turns to the pages of the step from `tile` on. Those behind them are not waited for.
   DEVICE void turn_to(const Arguments& a, int tile) {
-    const bool live = tile % 32 == 0;
-    if (live) take(a);
-    find(a, tile + 32, live);
+    if (tile % 32 == 0) {
+      sync_warp();  // makes a branch of it: what is under a condition waits for the load even so
+      take(a);
+      find(a, tile + 32);
+    }
   }
 
   // Begins to copy the step from `tile` on.
@@ -139,14 +142,14 @@ struct Walk {
         if (!ONE_TILE) begin += multiply_wide(within, row_bytes * TILE);
         return reinterpret_cast<const u8*>(begin);
       };
-      constexpr int TO = T * TILE_BYTES + (VALUES ? KeyLayout::BYTES : 0);
+      constexpr int REST = rest_at<VALUES>(T);
       const int first_segment = VALUES ? mine.copied_value : mine.copied_key;
-      copy_codes<L::SEGMENTS, TO>(stage, first_segment, rows(CODES, L::CODES), live);
+      copy_codes<L::SEGMENTS, codes_at<VALUES>(T)>(stage, first_segment, rows(CODES, L::CODES), live);
       if constexpr (L::SCALE > 0) {
-        copy_run<L::SCALE, TO + L::SCALE_AT>(linear, rows(SCALE, L::SCALE), live);
+        copy_run<L::SCALE, REST + L::SCALE_AT>(linear, rows(SCALE, L::SCALE), live);
       }
       if constexpr (L::SECOND > 0) {
-        copy_run<L::SECOND, TO + L::SECOND_AT>(linear, rows(SECOND, L::SECOND), live);
+        copy_run<L::SECOND, REST>(linear, rows(SECOND, L::SECOND), live);
       }
       copy_tiles<VALUES, T + 1>(mine, stage, linear, tile, from, page_bytes, a);
     }

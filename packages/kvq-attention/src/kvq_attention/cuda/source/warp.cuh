@@ -45,15 +45,15 @@ DEVICE int block() { return emulator::place().block; }
 DEVICE int blocks() { return emulator::place().blocks; }
 #endif
 
-// Replaces `word` by one of global memory that nobody writes while the kernel runs, where that is
-// live. The load goes where the word stays, so that nothing waits for it until the word is used.
-DEVICE void read_only_if(bool live, const i32* address, u32& word) {
+// A word of global memory that nobody writes while the kernel runs; the compiler does not know of a
+// pointer that was in memory where it points to.
+DEVICE u32 read_only(const i32* address) {
 #ifdef __CUDACC__
-  asm("{\n.reg .pred live;\nsetp.ne.u32 live, %1, 0;\n@live ld.global.nc.b32 %0, [%2];\n}"
-      : "+r"(word)
-      : "r"(u32(live)), "l"(address));
+  u32 word;
+  asm("ld.global.nc.b32 %0, [%1];" : "=r"(word) : "l"(address));
+  return word;
 #else
-  if (live) word = u32(*address);
+  return u32(*address);
 #endif
 }
 
