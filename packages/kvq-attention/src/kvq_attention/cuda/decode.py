@@ -63,7 +63,9 @@ def launch(
     shape = shape or picked(k, v, dim, likely, q.device)
     one_tile = page_tokens == items.TILE
     kernels = load(k, v, dim, q.dtype, shape, scoring.softcap is not None, one_tile, q.device)
-    q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
+    q = q.resolve_neg()
+    if q.stride(2) != 1 or any(n * q.itemsize % 16 for n in q.stride()[:2]) or q.data_ptr() % 16:
+        q = q.clone(memory_format=torch.contiguous_format)
     sinks = scoring.sinks
     if sinks is not None:
         sinks = sinks.resolve_neg().to(torch.float32).contiguous()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 # Part of what decides a result's last bits: they hold for every launch.
-ALONE_TOKENS = 256  # a request that sees no more is one chunk
+ALONE_TOKENS = 1024  # a request that sees no more is one chunk
 CHUNK_STEP = 32  # chunks are multiples of it, and it is one of steps
-FINEST = 32  # chunks that a sequence is cut into while they are between the two sizes below
+FINEST = 16  # chunks that a sequence is cut into while they are between the two sizes below
 SMALLEST_CHUNK = 256
-LARGEST_CHUNK = 512
+LARGEST_CHUNK = 1024
 MOST_CHUNKS = 256  # of longer sequences chunks grow
 TILE = 16  # tokens of a tensor-core product
 

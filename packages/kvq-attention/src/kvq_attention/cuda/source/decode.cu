@@ -41,6 +41,9 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
   }
   const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
   Walk walk{reinterpret_cast<const i32*>(table), first, last, divided_up(last - first, TILE)};
+  walk.find(a, 0);
+  QueryValues<DIM, ROWS> values;
+  values.load(a, piece, line);
   walk.begin(a);
   choose_rows(shared, a, piece.head);
   const Lane mine = lane_of(shared);
@@ -56,7 +59,7 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     shared.limits = {last, smaller(last, request.length - request.queries + 1),
                      a.window > 0 ? request.length - a.window : 0};
   }
-  load_queries<K, DIM, ROWS>(shared.queries.rows, a, piece, line);
+  put_queries<K, DIM, ROWS>(shared.queries.rows, a, values);
   sync_warp();
   Powers powers;
 #pragma unroll

@@ -3,10 +3,28 @@
 
 #include "scalar.cuh"
 
-DEVICE float load_number(const void* numbers, i64 at) {
-  if (NUMBER == 0) return static_cast<const float*>(numbers)[at];
-  const u32 bits = static_cast<const u16*>(numbers)[at];
-  return NUMBER == 1 ? low_half(bits) : low_bf16(bits);
+// Eight numbers that begin at a multiple of 16 bytes.
+DEVICE void load_numbers(const void* numbers, i64 at, float (&x)[8]) {
+  if constexpr (NUMBER == 0) {
+    const float* from = static_cast<const float*>(numbers) + at;
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const auto four = *reinterpret_cast<const Words<16>*>(from + i);
+#pragma unroll
+      for (int j = 0; j < 4; j++) x[i + j] = as_float(four.word[j]);
+    }
+  } else {
+    const auto all = *reinterpret_cast<const Words<16>*>(static_cast<const u16*>(numbers) + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const u32 pair = all.word[i / 2];
+      if (NUMBER == 1) {
+        x[i] = i % 2 ? high_half(pair) : low_half(pair);
+      } else {
+        x[i] = i % 2 ? high_bf16(pair) : low_bf16(pair);
+      }
+    }
+  }
 }
 
 DEVICE void store_number(void* numbers, i64 at, float value) {

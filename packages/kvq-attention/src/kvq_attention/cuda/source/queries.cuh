@@ -35,106 +35,107 @@ struct alignas(16) QueryRows {
   float power[ROWS];  // what a product is to be multiplied by
 };
 
-// Puts down a row as f16 or bf16 times a power of two that brings its largest value into [1, 2):
-// exact, and it keeps what f32 and bf16 hold within f16's range. Where keys are subnormals it goes
-// up to f16's end, so that what their offset adds to a sum is not one, and places are made up for.
-template <class Format, int DIM, int ROWS, int QUADS>
-DEVICE void put_row(QueryRows<DIM, ROWS>& shared, const Arguments& a, int row,
-                    float (&x)[QUADS][4]) {
-  u32 top = 0;
+// A piece's rows as numbers: what lane l has of row l / LANES, eight values at a time.
+template <int DIM, int ROWS>
+struct QueryValues {
+  static constexpr int LANES = 32 / ROWS;
+  static constexpr int PARTS = DIM / LANES / 8;
+  float values[PARTS][8];
+
+  // Which value of the row a part begins with.
+  DEVICE static int first_value(int part) { return (part * LANES + lane() % LANES) * 8; }
+
+  DEVICE void load(const Arguments& a, const Piece& piece, const Line& line) {
+    const int query = shuffle(line.query, lane() / LANES);
+    const int q_head = shuffle(line.q_head, lane() / LANES);
+    const i64 begin = (piece.request.start + query) * a.q_token + q_head * a.q_head;
 #pragma unroll
-  for (int i = 0; i < QUADS; i++) {
+    for (int part = 0; part < PARTS; part++) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const u32 magnitude = as_bits(x[i][j]) & 0x7FFFFFFF;
-      top = magnitude > top ? magnitude : top;
+      for (int j = 0; j < 8; j++) values[part][j] = 0.0f;
+      if (query >= 0) load_numbers(a.q, begin + first_value(part), values[part]);
     }
   }
-#pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) {
-    const u32 other = shuffle_xor(top, mask);
-    top = other > top ? other : top;
-  }
+};
+
+// Puts down a piece's rows as f16 or bf16 times a power of two that brings a row's largest value
+// into [1, 2): exact, and it keeps what f32 and bf16 hold within f16's range. Where keys are
+// subnormals it goes up to f16's end, so that what their offset adds to a sum is not one, and places
+// are made up for.
+template <class Format, int DIM, int ROWS>
+DEVICE void put_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a,
+                        const QueryValues<DIM, ROWS>& rows) {
+  using Rows = QueryValues<DIM, ROWS>;
+  constexpr int LANES = Rows::LANES, PARTS = Rows::PARTS;
   constexpr int LIFT = Format::OFFSET > 0 ? 14 : 0;
+  const int row = lane() / LANES;
+  u32 top = 0;
+#pragma unroll
+  for (int part = 0; part < PARTS; part++) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) top = larger(top, as_bits(rows.values[part][j]) & 0x7FFFFFFF);
+  }
+#pragma unroll
+  for (int mask = LANES / 2; mask > 0; mask /= 2) top = larger(top, shuffle_xor(top, mask));
   const int exponent = smaller(larger(int(top >> 23), LIFT + 1), LIFT > 0 ? 254 : 253);
   const float inverse = as_float(u32(254 + LIFT - exponent) << 23);
   const float power = as_float(u32(exponent) << 23);
-  if (lane() == 0) shared.power[row] = power * a.score_scale * (Format::FACTOR / (1 << LIFT));
+  if (lane() % LANES == 0) {
+    shared.power[row] = power * a.score_scale * (Format::FACTOR / (1 << LIFT));
+  }
 #pragma unroll
-  for (int i = 0; i < QUADS; i++) {
-    const int first = 128 * i + 4 * lane();
-    if (first >= DIM) continue;
+  for (int part = 0; part < PARTS; part++) {
+    const int value = Rows::first_value(part);
+    Words<16> words;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      x[i][j] *= inverse / float(1 << Format::place(j % Format::SPLIT));
+    for (int quad = 0; quad < 2; quad++) {
+      float y[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float place = 1 << Format::place(j % Format::SPLIT);
+        y[j] = rows.values[part][4 * quad + j] * (inverse / place);
+      }
+      if (Format::ROTATED) turn(y, a.turns, value / 4 + quad, false);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        words.word[2 * quad + j / 2] =
+            Format::BF16 ? pack_bf16(y[j], y[j + 1]) : pack_halves(y[j], y[j + 1]);
+      }
     }
-    if (Format::ROTATED) turn(x[i], a.turns, first / 4, false);
-#pragma unroll
-    for (int j = 0; j < 4; j += 2) {
-      const u32 pair =
-          Format::BF16 ? pack_bf16(x[i][j], x[i][j + 1]) : pack_halves(x[i][j], x[i][j + 1]);
-      *reinterpret_cast<u32*>(&shared.values[row][first + j]) = pair;
-    }
+    *reinterpret_cast<Words<16>*>(&shared.values[row][value]) = words;
   }
 }
 
-// Puts down a piece's rows.
-template <class Format, int DIM, int ROWS>
-DEVICE void load_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a, const Piece& piece,
-                         const Line& line) {
-  constexpr int QUADS = (DIM + 127) / 128;  // of values a lane
-  const i64 mine = (piece.request.start + line.query) * a.q_token + line.q_head * a.q_head;
-  constexpr int GROUP = 4;  // rows that are loaded at once
-#pragma unroll 1
-  for (int begin = 0; begin < ROWS; begin += GROUP) {
-    float x[GROUP][QUADS][4];
+// Queries::offsets of eight rows: products with a key that is nothing but the offset.
+template <class Format, int DIM, int OFFSETS>
+DEVICE void place_offsets(u32 (&offsets)[OFFSETS], const u32 (&rows)[DIM / 16][2]) {
+  constexpr int BLOCKS_A_ROW = DIM / Format::BLOCK;
+  constexpr int STEPS = Format::BLOCK / 16;
+  const auto key = [](int part) {
+    return (0x8000 | Format::OFFSET << Format::place(part % Format::SPLIT)) * 0x00010001u;
+  };
+  float found[2 * OFFSETS * 2] = {};  // of this lane's row, for all blocks
 #pragma unroll
-    for (int row = 0; row < GROUP; row++) {
-      const bool asked = shuffle(line.query, begin + row) >= 0;
-      const u64 low = shuffle(u32(mine), begin + row);
-      const u64 high = shuffle(u32(u64(mine) >> 32), begin + row);
-      const i64 at = i64(high << 32 | low) + 4 * lane();
+  for (int block = 0; block < BLOCKS_A_ROW; block++) {
+    float sums[4] = {};  // of rows 2 (l % 4) and the next
 #pragma unroll
-      for (int i = 0; i < QUADS; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-          const bool inside = 128 * i + 4 * lane() < DIM;
-          x[row][i][j] = asked && inside ? load_number(a.q, at + 128 * i + j) : 0.0f;
-        }
-      }
+    for (int step = block * STEPS; step < (block + 1) * STEPS; step++) {
+      const u32 even = key(2 * step), odd = key(2 * step + 1);
+      mma(sums, even, even, odd, odd, rows[step][0], rows[step][1]);
     }
-#pragma unroll
-    for (int row = 0; row < GROUP; row++) {
-      put_row<Format, DIM, ROWS>(shared, a, begin + row, x[row]);
-    }
+    const float one = shuffle(sums[0], lane() / 8), other = shuffle(sums[1], lane() / 8);
+    found[block] = lane() / 4 % 2 ? other : one;
   }
-}
-
-// Queries::offsets of a row, of which sums see what f16 left.
-template <class Format, int DIM>
-DEVICE u32 offsets_of(const u16* row, int i) {
-  const int first = 2 * (2 * i + lane() % 2) * Format::BLOCK;
-  if (first >= DIM) return 0;
-  float offset[2];
 #pragma unroll
-  for (int block = 0; block < 2; block++) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int at = 0; at < Format::BLOCK; at += 8) {
-      const u16* values = &row[first + block * Format::BLOCK + at];
-      const auto eight = *reinterpret_cast<const Words<16>*>(values);
-#pragma unroll
-      for (int j = 0; j < 8; j += 2) {
-        const u32 pair = eight.word[j / 2];
-        sum += low_half(pair) * float(1 << Format::place(j % Format::SPLIT));
-        sum += high_half(pair) * float(1 << Format::place((j + 1) % Format::SPLIT));
-      }
-    }
-    offset[block] = sum * (-Format::OFFSET / Format::FACTOR);
+  for (int i = 0; i < OFFSETS; i++) {
+    const bool second = lane() % 2;
+    const float low = second ? found[4 * i + 2] : found[4 * i];
+    const float high = second ? found[4 * i + 3] : found[4 * i + 1];
+    const u32 rounded = pack_halves(low, high);
+    offsets[i] = lane() % 4 < 2
+                     ? rounded
+                     : pack_halves(low - low_half(rounded), high - high_half(rounded));
   }
-  const u32 rounded = pack_halves(offset[0], offset[1]);
-  if (lane() % 4 < 2) return rounded;
-  return pack_halves(offset[0] - low_half(rounded), offset[1] - high_half(rounded));
 }
 
 // The rows as operands: the order of values is that in which the format's keys are unpacked. Words
@@ -142,24 +143,26 @@ DEVICE u32 offsets_of(const u16* row, int i) {
 template <class Format, int DIM, int ROWS, int COLUMNS, bool SHARED>
 DEVICE void place_queries(Queries<DIM, COLUMNS, SHARED>& queries,
                           const QueryRows<DIM, ROWS>& shared, u8* words) {
+  constexpr int SPLIT = Format::SPLIT;
   u32 all[COLUMNS][DIM / 16][2];
 #pragma unroll
   for (int n = 0; n < COLUMNS; n++) {
     const u16* row = shared.values[(8 * n + lane() / 4) % ROWS];
 #pragma unroll
-    for (int part = 0; part < DIM / 8; part++) {
-      const int segment = part / Format::SPLIT, j = part % Format::SPLIT;
-      const int first = Format::SPLIT * (8 * segment + 2 * (lane() % 4));
-      const int at = first + (Format::NEIGHBOURS ? 2 * j : j);
-      const int next = at + (Format::NEIGHBOURS ? 1 : Format::SPLIT);
-      all[n][part / 2][part % 2] = row[at] | u32(row[next]) << 16;
-    }
-    if constexpr (Format::OFFSET > 0) {
+    for (int segment = 0; segment < DIM / 8 / SPLIT; segment++) {
+      // Two neighbouring units.
+      const auto units = *reinterpret_cast<const Words<4 * SPLIT>*>(
+          row + SPLIT * (8 * segment + 2 * (lane() % 4)));
 #pragma unroll
-      for (int i = 0; i < Queries<DIM, COLUMNS, SHARED>::OFFSETS; i++) {
-        queries.offsets[n][i] = offsets_of<Format, DIM>(row, i);
+      for (int j = 0; j < SPLIT; j++) {
+        const int part = segment * SPLIT + j;
+        const u32 one = units.word[j / 2], other = units.word[SPLIT / 2 + j / 2];
+        all[n][part / 2][part % 2] =
+            Format::NEIGHBOURS || SPLIT == 1 ? units.word[j]
+                                             : permute(one, other, j % 2 ? 0x7632 : 0x5410);
       }
     }
+    if constexpr (Format::OFFSET > 0) place_offsets<Format, DIM>(queries.offsets[n], all[n]);
   }
   sync_warp();  // the rows have been read
   queries.write(words, all);

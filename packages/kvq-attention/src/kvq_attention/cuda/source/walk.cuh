@@ -76,9 +76,9 @@ struct Walk {
   u32 pages, next_pages;
   u32 highest_page;
 
+  // Turns to the first pages, which have been looked for.
   DEVICE void begin(const Arguments& a) {
     highest_page = 0;
-    find(a, 0);
     take(a);
     find(a, 32);
   }
