@@ -70,8 +70,12 @@ def test_every_pair_of_formats_gets_a_launch_that_fits(dim: int, kib: int) -> No
 def test_more_shared_memory_makes_no_launch_smaller() -> None:
     for dim in DIMS:
         for (k, v), rows in product(pairs(dim), ROWS):
-            blocks = [shape_of(k, v, dim, rows, kib).blocks for kib in SHARED_KIB]
-            assert blocks == sorted(blocks)
+            picked = [shape_of(k, v, dim, rows, kib) for kib in sorted(SHARED_KIB)]
+            tabled = [shape.tabled for shape in picked]
+            assert tabled == sorted(tabled)
+            for kind in (False, True):
+                warps = [s.blocks * s.warps for s in picked if s.tabled is kind]
+                assert warps == sorted(warps)
 
 
 def test_what_decides_the_last_bits_knows_nothing_of_the_batch() -> None:

@@ -68,8 +68,6 @@ class Function:
         self.registers: int = kernel.num_regs  # asking loads it, which a capture would forbid
         self._kernel = kernel
         self._shared_bytes = 0
-        major, minor = torch.cuda.get_device_capability(device_index)
-        self._level = 10 * major + minor
 
     def launch_beside(
         self,
@@ -82,7 +80,7 @@ class Function:
 
         Where GPUs can, from compute capability 9.0 on, it starts beside that.
         """
-        if self._level < BESIDE or 0 in grid:
+        if _level(self.device_index) < BESIDE or 0 in grid:
             self.launch(grid, threads, shared_bytes, args)
             return
         pointer = torch.cuda.current_stream(self.device_index).cuda_stream
@@ -171,6 +169,13 @@ def _unavailable() -> str | None:
     except Exception as error:  # whatever is broken in it or beside it, it is of no use
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return f"CuPy cannot be used ({reason}); {INSTALL}"
+
+
+@cache
+def _level(device_index: int) -> int:
+    """Compute capability: 90 is 9.0."""
+    major, minor = torch.cuda.get_device_capability(device_index)
+    return 10 * major + minor
 
 
 @cache

@@ -63,6 +63,13 @@ struct Iso4 : Alike<Iso4> {
 struct Iso4Tabled : Iso4 {
   static constexpr bool SEPARATE = true;
   static constexpr int TABLE_BYTES = 32768;
+#ifndef SET_MK
+#define SET_MK 0
+#define SET_MV 0
+#endif
+  DEVICE static constexpr bool key_computed(int segment) { return segment % 4 < SET_MK; }
+  DEVICE static constexpr bool value_computed(int segment) { return segment % 4 < SET_MV; }
+  using Computed = Iso4;
 
   // An index is a byte of codes; its upper bit chooses a row's half. 6 + 4
   //

@@ -19,6 +19,12 @@ struct Alike {
   // Whether a value's are, too: as unpack_key makes them, of one token each.
   static constexpr bool SEPARATE = false;
 
+  // Which of a row's segments are not looked up in a table, of keys and of values, but unpacked by
+  // another format.
+  using Computed = Format;
+  DEVICE static constexpr bool key_computed(int) { return false; }
+  DEVICE static constexpr bool value_computed(int) { return false; }
+
   // Of the block's table, which all its threads write; 0 where there is none.
   static constexpr int TABLE_BYTES = 0;
   DEVICE static void fill_table(SharedAddress, int, int) {}
