@@ -15,10 +15,11 @@ ARCHS = (80, 86, 89, 90, 100, 120)
 PLAIN, REST = (80, 90), (86, 89, 100, 120)
 ROWS = (4, 8, 16)
 
-# Bytes that a thread's instructions reload of spilled registers. Which codecs, at head_dim 128:
-SPILLED = {"nvfp4": 16, "q4_0": 16}
+# Bytes that a thread's instructions reload of spilled registers, which lie outside the loop or once
+# in it. Which codecs, at head_dim 128, of keys or of values:
+SPILLED = {"q4_0": 12, "q6_0": 8, "q8_0": 20, "nvfp4": 12, "iso3": 12}
 # and at 256, where the sums of 16 rows alone take 128 registers: of each up to
-WIDE_SPILLED = 160
+WIDE_SPILLED = 48
 
 
 def jobs() -> list[Job]:
@@ -77,14 +78,16 @@ def test_few_registers_are_spilled(kernels: list[Compiled]) -> None:
     spilling = set()
     for c in kernels:
         job, taken = c.job, c.resources
-        known = SPILLED.get(job.k, 0) if job.k == job.v and job.dim == 128 else 0
+        known = 0
+        if job.dim == 128:
+            known = max(SPILLED.get(name, 0) for name in (job.k, job.v))
         if job.dim == 256 and c.rows == 16:
             known = WIDE_SPILLED
         assert taken.spill_load_bytes <= known, c
         assert taken.spill_store_bytes <= taken.spill_load_bytes, c
         # nothing else lies there: no array is indexed by what is not known before
         assert taken.stack_bytes <= taken.spill_store_bytes, c
-        if taken.spill_load_bytes and job.dim == 128:
+        if taken.spill_load_bytes and job.dim == 128 and job.k == job.v:
             spilling.add(job.k)
     assert spilling == set(SPILLED), "a codec that does not spill needs no limit"
 

@@ -107,8 +107,8 @@ DEVICE void blank_unseen(Shared& shared, const Arguments& a, u8* stage, int toke
   }
 }
 
-// Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that do
-// not see all of it.
+// Adds the step from `token` on, which lies at `stage`, to the state. MASKED: there are rows that
+// do not see all of it.
 template <bool MASKED>
 DEVICE void attend(State& state, Shared& shared, const Arguments& a, const Lane& mine, u8* stage,
                    int token, const OurQueries& queries, const Powers& powers) {

@@ -1,10 +1,10 @@
 // Decode: attention of few query rows over a cache in the format it is stored in.
 //
-// A warp takes a run of pieces of one KV head: tokens that follow each other, and others; warps of
-// a block have a table in common, at most. It goes through them in steps of a few tiles. Steps are copied into shared memory as
-// they are stored, ahead of use and across the ends of chunks, and read in the layout of a
-// tensor-core product's operand, where codes become numbers: nothing unpacked is ever written
-// anywhere.
+// A warp takes a run of pieces of one KV head: tokens that follow each other, and others; warps of a
+// block have a table in common, at most. It goes through them in steps of a few tiles. Steps are
+// copied into shared memory as they are stored, ahead of use and across the ends of chunks, and read
+// in the layout of a tensor-core product's operand, where codes become numbers: nothing unpacked is
+// ever written anywhere.
 //
 // Defined for a compilation: what settings.cuh names, NUMBER, and the sizes of chunks.
 #include "attend.cuh"

@@ -159,13 +159,8 @@ DEVICE void score_tiles(float (&scores)[TILES][COLUMNS][4], const Tile (&tiles)[
           u32 low[Format::SPLIT], high[Format::SPLIT];
           const int at = segment % 2 * 2;
           const u32 one = seconds[t][0].get(segment), other = seconds[t][1].get(segment);
-          if (Format::key_computed(segment)) {
-            Format::Computed::unpack_key(r[t][at], one, table, low);
-            Format::Computed::unpack_key(r[t][at + 1], other, table, high);
-          } else {
-            Format::unpack_key(r[t][at], one, table, low);
-            Format::unpack_key(r[t][at + 1], other, table, high);
-          }
+          Format::unpack_key(r[t][at], one, table, low);
+          Format::unpack_key(r[t][at + 1], other, table, high);
 #pragma unroll
           for (int j = 0; j < Format::SPLIT; j += 2) {
             const int step = (segment * Format::SPLIT + j) / 2;

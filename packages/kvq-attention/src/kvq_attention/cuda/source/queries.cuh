@@ -60,8 +60,8 @@ struct QueryValues {
 
 // Puts down a piece's rows as f16 or bf16 times a power of two that brings a row's largest value
 // into [1, 2): exact, and it keeps what f32 and bf16 hold within f16's range. Where keys are
-// subnormals it goes up to f16's end, so that what their offset adds to a sum is not one, and places
-// are made up for.
+// subnormals it goes up to f16's end, so that what their offset adds to a sum is not one, and
+// places are made up for.
 template <class Format, int DIM, int ROWS>
 DEVICE void put_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a,
                         const QueryValues<DIM, ROWS>& rows) {

@@ -47,8 +47,9 @@ DEVICE int copied_segment() {
   return segment_at<SEGMENTS>(lane() / SEGMENTS, lane() % SEGMENTS);
 }
 
-// Begins to copy CHUNKS * 16 bytes to `shared` + TO, of which lane l copies those at l * 16: its own
-// are `shared` and `from`. They are few, and others' next to them: memory reads them together.
+// Begins to copy CHUNKS * 16 bytes to `shared` + TO, of which lane l copies those at l * 16: its
+// own are `shared` and `from`. They are few, and others' lie next to them: memory reads them
+// together.
 template <int CHUNKS, int TO, int DONE = 0>
 DEVICE void copy_run(u8* shared, const u8* from, bool live) {
   if constexpr (DONE < CHUNKS) {
@@ -59,8 +60,8 @@ DEVICE void copy_run(u8* shared, const u8* from, bool live) {
   }
 }
 
-// Begins to copy a tile's code rows to `shared` + TO, of which a lane's bytes begin at `from` and go
-// to copied_segment, `first`. Where it is not live the tile becomes zeros and nothing is read.
+// Begins to copy a tile's code rows to `shared` + TO, of which a lane's bytes begin at `from` and
+// go to copied_segment, `first`. Where it is not live the tile becomes zeros and nothing is read.
 template <int SEGMENTS, int TO, int DONE = 0>
 DEVICE void copy_codes(u8* shared, int first, const u8* from, bool live) {
   if constexpr (DONE < TILE * SEGMENTS) {

@@ -125,13 +125,8 @@ DEVICE void add_tile(Sums<DIM, COLUMNS>& sums, const Tile& tile, int first, Shar
         if constexpr (Format::SEPARATE) {
           // Pairs are neighbours of one token, where a product takes two tokens' values: it takes
           // one neighbour and a weight of 0 for the other, then the other.
-          if (Format::value_computed(segment)) {
-            Format::Computed::unpack_key(r[at], one, table, low);
-            Format::Computed::unpack_key(r[at + 1], other, table, high);
-          } else {
-            Format::unpack_key(r[at], one, table, low);
-            Format::unpack_key(r[at + 1], other, table, high);
-          }
+          Format::unpack_key(r[at], one, table, low);
+          Format::unpack_key(r[at + 1], other, table, high);
           constexpr int HALF = Format::SPLIT / 2;
 #pragma unroll
           for (int j = 0; j < HALF; j += 2) {

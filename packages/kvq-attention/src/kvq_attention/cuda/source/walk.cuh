@@ -32,7 +32,7 @@ struct alignas(WARPS > 1 ? 128 : 16) Shared {
 };
 static_assert(TABLE_BYTES + WARPS * sizeof(Shared) == SET_SHARED_BYTES, "as shapes.py counts");
 
-// What a lane keeps at hand: where its words lie in a stage, of which most are the same for K and V.
+// What a lane keeps at hand: where its words lie in a stage, which mostly is the same for K and V.
 struct Lane {
   u8* ring;
   int copied_key, copied_value;  // copied_segment
@@ -143,8 +143,9 @@ struct Walk {
         return reinterpret_cast<const u8*>(begin);
       };
       constexpr int REST = rest_at<VALUES>(T);
+      constexpr int CODES_TO = codes_at<VALUES>(T);
       const int first_segment = VALUES ? mine.copied_value : mine.copied_key;
-      copy_codes<L::SEGMENTS, codes_at<VALUES>(T)>(stage, first_segment, rows(CODES, L::CODES), live);
+      copy_codes<L::SEGMENTS, CODES_TO>(stage, first_segment, rows(CODES, L::CODES), live);
       if constexpr (L::SCALE > 0) {
         copy_run<L::SCALE, REST + L::SCALE_AT>(linear, rows(SCALE, L::SCALE), live);
       }

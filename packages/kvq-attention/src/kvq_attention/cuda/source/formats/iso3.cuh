@@ -54,7 +54,6 @@ struct Iso3Tabled : Iso3 {
   static constexpr bool NEIGHBOURS = true;
   static constexpr bool SEPARATE = true;
   static constexpr int TABLE_BYTES = 16384;
-  using Computed = Iso3Tabled;
 
   // An index is a nibble of low bits, of two codes, below their top bits. 13 + 10
   DEVICE static void unpack_key(u32 word, u32 second, SharedAddress table, u32 (&values)[SPLIT]) {

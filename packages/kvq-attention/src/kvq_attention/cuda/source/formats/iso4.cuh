@@ -63,18 +63,12 @@ struct Iso4 : Alike<Iso4> {
 struct Iso4Tabled : Iso4 {
   static constexpr bool SEPARATE = true;
   static constexpr int TABLE_BYTES = 32768;
-#ifndef SET_MK
-#define SET_MK 0
-#define SET_MV 0
-#endif
-  DEVICE static constexpr bool key_computed(int segment) { return segment % 4 < SET_MK; }
-  DEVICE static constexpr bool value_computed(int segment) { return segment % 4 < SET_MV; }
-  using Computed = Iso4;
 
   // An index is a byte of codes; its upper bit chooses a row's half. 6 + 4
   //
-  // Also tried: rows of 128 bytes, to whose addresses a shift and an AND_OR lead, 8 + 4; rows of 256
-  // bytes, half of them free, 4 + 4 in 64 KiB.
+  // Also tried: rows of 128 bytes, to whose addresses a shift and an AND_OR lead, 8 + 4; rows of
+  // 256 bytes, half of them free, 4 + 4 in 64 KiB; a part of the words by Iso4, which reads less of
+  // shared memory: slower the larger the part.
   DEVICE static void unpack_key(u32 word, u32, SharedAddress table, u32 (&values)[SPLIT]) {
     const u32 rows = word & 0x7F7F7F7F;
     const u32 columns = logic<AND_OR>(word, 0x80808080, columns_of_lane());

@@ -4,8 +4,8 @@
 #include "primitives.cuh"
 
 // Keys and values of one kind, made by Format::unpack: values[i] holds value i of the low unit and
-// value i of the high one. `second` is what second.cuh gives: a byte for each unit, or a pair of the
-// scales of their blocks. `table` is the block's, for formats that look values up.
+// value i of the high one. `second` is what second.cuh gives: a byte for each unit, or a pair of
+// the scales of their blocks. `table` is the block's, for formats that look values up.
 template <class Format>
 struct Alike {
   // An operand is (value + OFFSET) * 2^place(i) / FACTOR / scale, for value i of a unit.
@@ -18,12 +18,6 @@ struct Alike {
 
   // Whether a value's are, too: as unpack_key makes them, of one token each.
   static constexpr bool SEPARATE = false;
-
-  // Which of a row's segments are not looked up in a table, of keys and of values, but unpacked by
-  // another format.
-  using Computed = Format;
-  DEVICE static constexpr bool key_computed(int) { return false; }
-  DEVICE static constexpr bool value_computed(int) { return false; }
 
   // Of the block's table, which all its threads write; 0 where there is none.
   static constexpr int TABLE_BYTES = 0;
