@@ -50,8 +50,24 @@ class Region:
         )
 
 
+# Formats that decode=cuda was measured with and is the fastest for.
+_PACKED = (
+    *((codec, codec) for codec in ("q8_0", "q6_0", "q4_0", "fp8_e4m3", "fp8")),
+    *((codec, codec) for codec in ("nvfp4", "iso3", "iso4")),
+    ("q8_0", "q4_0"),
+)
+_H200 = (
+    "docs/benchmarks/attention-h200.json",
+    "docs/benchmarks/attention-layers-h200.json",
+)
+
 # Compute capability (90 is 9.0) → regions.
-FASTEST: dict[int, tuple[Region, ...]] = {}
+FASTEST: dict[int, tuple[Region, ...]] = {
+    90: (
+        Region("cuda", "decode", _PACKED, (128,), (16,), range(1, 9), _H200),
+        Region("cuda", "decode", _PACKED, (128,), (64,), range(4, 5), _H200),
+    ),
+}
 
 
 def fastest(backend: str, needs: Iterable[Need]) -> bool:

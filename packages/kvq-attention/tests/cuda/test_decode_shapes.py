@@ -79,11 +79,14 @@ def test_more_shared_memory_makes_no_launch_smaller() -> None:
 
 
 def test_what_decides_the_last_bits_knows_nothing_of_the_batch() -> None:
-    """Nor of the GPU."""
+    """Nor, but for tables of codes, of the GPU."""
     for dim in DIMS:
         for k, v in pairs(dim):
             found = {shape_of(k, v, dim, *given).tiles for given in product(ROWS, SHARED_KIB)}
             assert len(found) == 1, (k, v, dim)
+            for kib in SHARED_KIB:
+                tabled = {shape_of(k, v, dim, rows, kib).tabled for rows in ROWS}
+                assert len(tabled) == 1, (k, v, dim, kib)
 
 
 def test_what_fits_nowhere_is_refused() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kvq_attention.cuda.items import TILE
 
 LINES = 8  # query rows that a product takes
+ROWS = (4, 8, 16)  # that a warp takes at once
 WARP = 32  # threads
 # Warps that a multiprocessor's registers hold of 128 values a row and up to 8 query rows
 MOST_WARPS = 16
@@ -86,26 +87,41 @@ def pick(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:
     """The launch shape for requests of so many query rows a KV head.
 
     shared_bytes : of a multiprocessor. Raises `ValueError` where not even one block fits.
+
+    `tiles`, as the softmax's reference moves once a step at most, and `tabled`, beside which
+    products are summed up in another order, decide a result's last bits: neither depends on the
+    batch.
     """
-    rows = next((size for size in (4, 8) if rows <= size), 16)
-    # The softmax's reference moves once a step at most, so `tiles` decides a result's last bits: it
-    # must not depend on the batch.
-    tiles = 2 if sizes.token_bytes <= TWO_TILES_BYTES else 1
+    rows = next((size for size in ROWS if rows <= size), ROWS[-1])
+    shape = _without_table(sizes, rows, shared_bytes)
+    if not sizes.table_bytes:
+        return shape
+    most = _without_table(sizes, ROWS[-1], shared_bytes)
+    if 2 * _with_table(most, sizes, shared_bytes).warps < most.blocks:
+        return shape  # one block with one table leaves too few warps
+    return _with_table(shape, sizes, shared_bytes)
+
+
+def _without_table(sizes: Sizes, rows: int, shared_bytes: int) -> Shape:
+    """Blocks of one warp."""
     columns = -(-rows // LINES)
     # Sums take a quarter of a register a value and column, queries an eighth.
     most = MOST_WARPS * 128 // (columns * max(sizes.dim, 128))
-    shape = Shape(rows, tiles, 2, most)
+    shape = Shape(rows, 2 if sizes.token_bytes <= TWO_TILES_BYTES else 1, 2, most)
     taken = shape.shared_bytes(sizes) + DRIVER_BYTES
     if taken > shared_bytes:
         raise ValueError(
             f"a block takes {taken} bytes of shared memory for tokens of {sizes.token_bytes} "
             f"bytes; a multiprocessor has {shared_bytes}"
         )
-    shape = replace(shape, blocks=min(most, shared_bytes // taken))
-    if sizes.table_bytes:
-        # One block with one table, unless that leaves too few warps.
-        for warps in range(most, shape.blocks // 2, -1):
-            tabled = replace(shape, blocks=1, warps=warps, tabled=True)
-            if tabled.shared_bytes(sizes) + DRIVER_BYTES <= shared_bytes:
-                return tabled
+    return replace(shape, blocks=min(most, shared_bytes // taken))
+
+
+def _with_table(shape: Shape, sizes: Sizes, shared_bytes: int) -> Shape:
+    """One block of as many warps as fit beside a table; of none where none does."""
+    columns = -(-shape.rows // LINES)
+    warps = MOST_WARPS * 128 // (columns * max(sizes.dim, 128))
+    shape = replace(shape, blocks=1, warps=warps, tabled=True)
+    while shape.warps and shape.shared_bytes(sizes) + DRIVER_BYTES > shared_bytes:
+        shape = replace(shape, warps=shape.warps - 1)
     return shape

@@ -5,7 +5,7 @@
 #include "second.cuh"
 #include "tile.cuh"
 
-// Sums [8 rows at a time][16 values at a time]: what lane l holds, see value_index.
+// Sums [8 rows at a time][16 values at a time]: what lane l holds, see first_value.
 template <int DIM, int COLUMNS>
 using Sums = float[COLUMNS][DIM / 16][4];
 
@@ -30,7 +30,7 @@ DEVICE u32 where_not_zero(u32 pair) {
   return (pair & 0xFFFF ? 0xFFFF : 0) | (pair >> 16 ? 0xFFFF0000 : 0);
 }
 
-// What the format's offset adds to operands of a part, see value_index, negated.
+// What the format's offset adds to operands of a part, see first_value, negated.
 template <class Format>
 DEVICE u32 offset_of(int part) {
   return (0x8000 | Format::OFFSET << Format::place(part % Format::SPLIT)) * 0x00010001;
