@@ -8,7 +8,7 @@
 #include "store.cuh"
 
 // The planes of K or of V.
-enum { CODES, SCALE, SECOND, EACH_PLANES = 4 };
+enum { CODES, SCALE, SECOND };
 
 // Positions: behind the last token of the walk; up to `whole` every row sees all, and from `inside`
 // on in a window.
