@@ -146,7 +146,7 @@ def test_every_region_follows_from_its_records() -> None:
 def test_a_region_beyond_its_record_is_found(tmp_path: Path) -> None:
     def row(backend: str, codec: str, us: float) -> dict[str, Any]:
         at = {"case": "8x4k", "shape": "32/8x128", "page_tokens": 16, "codec": codec}
-        return {**at, "backend": backend, "us": us, "speed_up": 30 / us}
+        return {**at, "backend": backend, "us": us, "speed_up": 30 / us, "error": 1e-3}
 
     rows = [row("cuda", "q4_0", 10), row("triton", "q4_0", 12), row("triton", "q8_0", 20)]
     record = {"capability": 90, "decode": [*rows, row("cuda", "q8_0", 40)]}

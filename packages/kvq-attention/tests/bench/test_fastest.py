@@ -9,19 +9,22 @@ from kvq_attention.bench.fastest import Kind
 from kvq_attention.crossovers import Region
 
 
-def record(times, *, bf16=100.0, case="8x4k", codec="q4_0", page=16, shapes=("32/8x128",)):
+def record(
+    times, *, bf16=100.0, case="8x4k", codec="q4_0", page=16, shapes=("32/8x128",), error=1e-3
+):
     """Times by backend of one case at each shape, beside a bf16."""
     rows = [
         {"case": case, "shape": shape, "page_tokens": page, "codec": codec, "backend": backend}
-        | {"us": us, "speed_up": None if bf16 is None else bf16 / us}
+        | {"us": us, "speed_up": None if bf16 is None else bf16 / us, "error": error}
         for shape in shapes
         for backend, us in times.items()
     ]
-    return {"capability": 90, "decode": rows}
+    return {"kind": "attention", "capability": 90, "decode": rows}
 
 
 def together(*records):
-    return {"capability": 90, "decode": [row for each in records for row in each["decode"]]}
+    rows = [row for each in records for row in each["decode"]]
+    return {"kind": "attention", "capability": 90, "decode": rows}
 
 
 def taken(*records):
@@ -66,6 +69,42 @@ def test_a_case_may_be_lost_by_little_but_not_to_bf16(small, verdict):
     assert taken(*split) == taken(both)
 
 
+@pytest.mark.parametrize("error", [None, 1.0])
+def test_what_is_wrong_is_not_taken_however_fast(error):
+    both = together(
+        record({"cuda": 50.0, "triton": 80.0}),
+        record({"cuda": 1.0, "triton": 80.0}, case="1x2k", error=error),
+    )
+    assert taken(both) == []
+    assert fastest.wrongs(fastest.judged([both], "cuda").popitem()[1]) == ["wrong at 1x2k"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (['{"kind": "attention", "dec'], "0.json cannot be read: "),
+        ([None], "0.json cannot be read: "),
+        (["{}"], "0.json is no record of `kvq bench attention`"),
+        (["[]"], "0.json is no record of `kvq bench attention`"),
+        (['{"kind": "attention", "capability": 90, "failed": ["q4_0"]}'], "lacks measurements"),
+        (['{"kind": "attention"}'], "does not say the GPU's compute capability"),
+        (
+            ['{"kind": "attention", "capability": 80}', '{"kind": "attention", "capability": 90}'],
+            "of compute capabilities {80, 90}",
+        ),
+    ],
+)
+def test_what_shows_nothing_is_refused(texts, said, tmp_path, monkeypatch, capsys):
+    paths = [tmp_path / f"{i}.json" for i in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        if text is not None:
+            path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["fastest", *map(str, paths)])
+    assert fastest.main() == 2
+    told = capsys.readouterr()
+    assert said in told.err and told.err.count("\n") == 1 and not told.out
+
+
 def test_the_mean_over_the_cases_decides():
     many = [record({"cuda": 10.0, "triton": 9.5}, case=f"{n}x4k") for n in (1, 2, 3)]
     cases = fastest.judged([*many, record({"cuda": 10.0, "triton": 10.5})], "cuda")
@@ -100,7 +139,8 @@ def test_it_prints_what_it_found_and_regions_to_be_copied(tmp_path, monkeypatch,
     path.write_text(json.dumps(together(record(won), record(lost, codec="fp8"))))
     monkeypatch.setattr(sys, "argv", ["fastest", str(path)])
     assert fastest.main() == 0
-    first, second, printed = capsys.readouterr().out.splitlines()
+    first, second, level, printed = capsys.readouterr().out.splitlines()
+    assert level == "compute capability 90:"
     assert first == (
         "fp8, head_dim 128, page 16, group 4: 0.83 times as fast in the mean, 0.83 at 8x4k "
         "(1 cases); not taken: 0.83 times as fast in the mean; 1.20 times the time of another at "

@@ -86,7 +86,7 @@ def test_few_registers_are_spilled(kernels: list[Compiled]) -> None:
         assert taken.spill_load_bytes <= known, c
         assert taken.spill_store_bytes <= taken.spill_load_bytes, c
         # nothing else lies there: no array is indexed by what is not known before
-        assert taken.stack_bytes <= taken.spill_store_bytes, c
+        assert taken.stack_bytes <= -(-taken.spill_store_bytes // 8) * 8, c
         if taken.spill_load_bytes and job.dim == 128 and job.k == job.v:
             spilling.add(job.k)
     assert spilling == set(SPILLED), "a codec that does not spill needs no limit"

@@ -64,6 +64,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(levels))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(levels))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: levels[i])
+        monkeypatch.setattr(module, "_trial", lambda: None)
         module._unavailable.cache_clear()
 
     yield sees
@@ -101,6 +102,41 @@ def test_a_cupy_that_cannot_be_loaded_is_told(
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     said = "CuPy cannot be used (ModuleNotFoundError: import of cupy.cuda halted"
     assert said in str(module.unavailable("cuda"))
+
+
+def test_a_cupy_that_can_make_no_kernel_is_told(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be imported, and say which compiler it has, and still not drive the GPU."""
+
+    def made(source: str, name: str, index: int) -> None:
+        assert (source, name, index) == (module.TRIAL, "trial", 1)
+        raise RuntimeError(f"cudaErrorInsufficientDriver:\n{'driver ' * 99}")
+
+    trial = module._trial
+    machine((9, 0), (9, 0))
+    monkeypatch.setattr(module, "_trial", trial)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(module, "_made", made)
+    reason = str(module.unavailable("cuda"))
+    assert reason.startswith("CuPy cannot be used (RuntimeError: cudaErrorInsufficientDriver: driv")
+    assert reason.endswith("…); pip install 'kvq-attention[cuda]'") and len(reason) < 400
+
+
+def test_a_kernel_that_cannot_be_made_is_refused(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine((9, 0))
+
+    def made(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(module, "_made", made)
+    said = (
+        r"^cuda cannot make its kernel scale for cuda:0 \(OSError: no space left .*\); triton or re"
+    )
+    with pytest.raises(UnsupportedError, match=said):
+        module.function(f"{SOURCE} ", "scale", GPU)
 
 
 @pytest.mark.parametrize(

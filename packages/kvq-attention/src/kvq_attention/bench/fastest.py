@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kvq_attention.bench.cases import parse_formats, parse_shape
+from kvq_attention.bench.checks import MAX_DECODE_ERROR
 from kvq_attention.bench.report import with_shapes
 from kvq_attention.claims import CUDA_PAGE_TOKENS, TRITON_PAGE_TOKENS
 from kvq_attention.crossovers import Region
@@ -58,12 +59,14 @@ class Found:
     Attributes
     ----------
     case : its name
+    error : of its result; None = not finite
     faster : time of the fastest other over this one's
     speed_up : time of the fastest bf16 over this one's; None = there is none
     others : the same of the fastest other
     """
 
     case: str
+    error: float | None
     faster: float
     speed_up: float | None
     others: float | None
@@ -71,6 +74,8 @@ class Found:
     @property
     def wrong(self) -> str | None:
         """What keeps `auto` from the backend."""
+        if self.error is None or self.error > MAX_DECODE_ERROR:
+            return f"wrong at {self.case}"
         if self.speed_up is None or self.others is None:
             return f"no bf16 beside it at {self.case}"
         if self.faster * MOST_TIMES < 1:
@@ -97,7 +102,8 @@ def judged(records: Iterable[Record], backend: str) -> dict[Kind, list[Found]]:
             kind = Kind(formats.k, formats.v, layer.dim, page_tokens, group)
             best = min(rows.values(), key=lambda row: row["us"])
             ups = mine.get("speed_up"), best.get("speed_up")
-            found.setdefault(kind, []).append(Found(case, best["us"] / mine["us"], *ups))
+            faster = best["us"] / mine["us"]
+            found.setdefault(kind, []).append(Found(case, mine["error"], faster, *ups))
     return found
 
 
@@ -160,8 +166,31 @@ def _with_between(taken: Sequence[int], measured: Sequence[int]) -> list[int]:
     return sorted(found)
 
 
+def read(paths: Iterable[Path]) -> dict[str, Record]:
+    """The records by their paths; `ValueError` for what shows nothing of one kind of GPU."""
+    records: dict[str, Record] = {}
+    for path in paths:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+        if not isinstance(record, dict) or record.get("kind") != "attention":
+            raise ValueError(f"{path} is no record of `kvq bench attention`")
+        if record.get("failed") or record.get("left_out"):
+            raise ValueError(
+                f"{path} lacks measurements, which failed or were left out: run it again"
+            )
+        if "capability" not in record:
+            raise ValueError(f"{path} does not say the GPU's compute capability: run it again")
+        records[str(path)] = record
+    found = {record["capability"] for record in records.values()}
+    if len(found) > 1:
+        raise ValueError(f"records are of compute capabilities {found}: give those of one")
+    return records
+
+
 def main() -> int:
-    """Print a line for each kind of call, and the regions as crossovers.py holds them."""
+    """Print a line for each kind of call, and regions as crossovers.py holds them; 2 = refused."""
     parser = argparse.ArgumentParser(
         "python -m kvq_attention.bench.fastest",
         description="Say for which calls a backend was the fastest in every case measured.",
@@ -169,7 +198,11 @@ def main() -> int:
     parser.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
     parser.add_argument("--backend", default="cuda", help="default: cuda")
     given = parser.parse_args()
-    records = {str(path): json.loads(path.read_text(encoding="utf-8")) for path in given.records}
+    try:
+        records = read(given.records)
+    except ValueError as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
     found = judged(records.values(), given.backend)
     if not found:
         print(f"{given.backend} was not measured beside another backend")
@@ -180,6 +213,7 @@ def main() -> int:
         wrong = wrongs(cases)
         verdict = f"not taken: {'; '.join(wrong)}" if wrong else "taken"
         print(f"{kind}: {said} ({len(cases)} cases); {verdict}")
+    print(f"compute capability {next(iter(records.values()))['capability']}:")
     print(*regions(records, given.backend), sep="\n")
     return 0
 

@@ -20,6 +20,8 @@ from kvq_attention.errors import DeviceError, UnsupportedError
 
 OLDEST = 80  # compute capability 8.0: asynchronous copies, products of bf16
 BESIDE = 90  # from which on a kernel may start beside the one before it
+TRIAL = 'extern "C" __global__ void trial() {}'
+MOST_TOLD = 300  # characters of an error that CuPy or a compiler makes
 
 Argument = torch.Tensor | ctypes.Structure | np.generic | int | float | None
 
@@ -44,8 +46,8 @@ def function(source: str, name: str, device: torch.device) -> Function:
     name : of an `extern "C"` kernel
     device : a tensor's, so that it has an index
 
-    Raises `UnsupportedError` where such kernels cannot run; CuPy's `CompileException` holds the
-    compiler's log.
+    Raises `UnsupportedError` where such kernels cannot run, or cannot be compiled or loaded: what
+    CuPy raised is its cause, of which `CompileException` holds the compiler's log.
     """
     reason = unavailable(device.type)
     if reason is not None:
@@ -165,10 +167,27 @@ def _unavailable() -> str | None:
         from cupy.cuda import nvrtc, runtime
 
         nvrtc.getVersion()
-        return "CuPy is built for ROCm" if runtime.is_hip else None
+        if runtime.is_hip:
+            return "CuPy is built for ROCm"
+        _trial()
     except Exception as error:  # whatever is broken in it or beside it, it is of no use
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"CuPy cannot be used ({reason}); {INSTALL}"
+        return f"CuPy cannot be used ({_told(error)}); {INSTALL}"
+    return None
+
+
+def _trial() -> None:
+    """Make a kernel that does nothing: what keeps others from being made is raised by it, too.
+
+    CuPy may be imported and still be of no use: without a driver that is new enough, the compiler's
+    own files or a place to keep kernels in.
+    """
+    _made(TRIAL, "trial", torch.cuda.current_device())
+
+
+def _told(error: Exception) -> str:
+    """An error in one line that is not too long."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return line if len(line) <= MOST_TOLD else f"{line[:MOST_TOLD]} …"
 
 
 @cache
@@ -180,6 +199,16 @@ def _level(device_index: int) -> int:
 
 @cache
 def _function(source: str, name: str, device_index: int) -> Function:
+    try:
+        return _made(source, name, device_index)
+    except Exception as error:
+        raise UnsupportedError(
+            f"cuda cannot make its kernel {name} for cuda:{device_index} ({_told(error)}); triton "
+            "or reference can be asked for instead"
+        ) from error
+
+
+def _made(source: str, name: str, device_index: int) -> Function:
     import cupy
 
     with _device(device_index):
