@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 HALVES = np.arange(2**16, dtype=np.uint16)
@@ -46,46 +44,3 @@ def pairs() -> tuple[np.ndarray, np.ndarray]:
         np.concatenate([*every, rng.integers(0, 2**16, 2**16, np.uint16)]),
         np.concatenate([*others, rng.integers(0, 2**16, 2**16, np.uint16)]),
     )
-
-
-@cache
-def fused_halves() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Halves a, b, c and the bits of a * b + c."""
-    rng = np.random.default_rng(2)
-    random = rng.integers(0, 2**16, (3, 20000), np.uint16)
-    special = rng.choice(SIGNED, (3, 20000))
-    # Products that lie midway between halves, and addends far below that break the tie.
-    ties = np.stack(
-        [
-            0x3C01 + 2 * rng.integers(0, 512, 4000, np.uint16),
-            np.full(4000, 0x3E00, np.uint16),
-            rng.choice(np.array([0x0000, 0x0001, 0x8001, 0x0003, 0x8400], np.uint16), 4000),
-        ]
-    )
-    a, b, c = np.concatenate([random, special, ties], 1)
-    found = [_fused(*map(int, three)) for three in zip(a, b, c, strict=True)]
-    return a, b, c, np.array(found, np.uint16)
-
-
-def _fused(a: int, b: int, c: int) -> int:
-    x, y, z = (float(np.uint16(v).view(np.float16)) for v in (a, b, c))
-    if not np.isfinite([x, y, z]).all():
-        with np.errstate(invalid="ignore"):
-            return int((np.float64(x) * y + z).astype(np.float16).view(np.uint16))
-    quanta = _units(a) * _units(b) + (_units(c) << 24)  # of 2^-48
-    if quanta == 0:
-        return 0x8000 if np.signbit(x * y) and np.signbit(z) else 0
-    return _rounded(abs(quanta)) | (0x8000 if quanta < 0 else 0)
-
-
-def _units(half: int) -> int:
-    """A finite half as a multiple of 2^-24."""
-    return int(float(np.uint16(half).view(np.float16)) * 2**24)
-
-
-def _rounded(quanta: int) -> int:
-    """The half nearest to a multiple of 2^-48, ties to even."""
-    shift = max(24, quanta.bit_length() - 11)  # what the half's last bit stands for
-    whole, rest = quanta >> shift, quanta & ((1 << shift) - 1)
-    whole += rest * 2 > 1 << shift or (rest * 2 == 1 << shift and whole & 1)
-    return min((shift - 24) * 1024 + whole, 0x7C00)

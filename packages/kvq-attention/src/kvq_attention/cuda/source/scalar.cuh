@@ -128,19 +128,6 @@ DEVICE u32 logic(u32 a, u32 b, u32 c) {
 #endif
 }
 
-DEVICE u32 sub_halves(u32 a, u32 b) {
-#ifdef __CUDACC__
-  u32 result;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-  return result;
-#else
-  const auto sub = [](u32 x, u32 y) {
-    return host::half_of(double(host::value_of_half(x)) - host::value_of_half(y));
-  };
-  return host::each_half(sub, a, b);
-#endif
-}
-
 DEVICE u32 mul_halves(u32 a, u32 b) {
 #ifdef __CUDACC__
   u32 result;
@@ -151,21 +138,6 @@ DEVICE u32 mul_halves(u32 a, u32 b) {
     return host::half_of(double(host::value_of_half(x)) * host::value_of_half(y));
   };
   return host::each_half(mul, a, b);
-#endif
-}
-
-DEVICE u32 fma_halves(u32 a, u32 b, u32 c) {
-#ifdef __CUDACC__
-  u32 result;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
-  return result;
-#else
-  // f64 holds the product; a sum that it does not hold is far from where rounding to f16 turns.
-  const auto fma = [](u32 x, u32 y, u32 z) {
-    const double product = double(host::value_of_half(x)) * host::value_of_half(y);
-    return host::half_of(product + host::value_of_half(z));
-  };
-  return host::each_half(fma, a, b, c);
 #endif
 }
 
