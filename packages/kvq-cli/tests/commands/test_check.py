@@ -10,7 +10,9 @@ import torch
 from typer.testing import CliRunner
 
 import kvq_codecs
-from kvq_attention import claims, reference, support
+from kvq_attention import claims, crossovers, reference, support
+from kvq_attention.bench.cases import parse_shape
+from kvq_attention.needs import Need
 from kvq_cli.main import app
 
 SMALL = ("--shape", "4/2x128")
@@ -65,13 +67,31 @@ def test_it_names_the_machine_the_versions_and_the_backends() -> None:
 
 
 @pytest.mark.gpu
-def test_auto_runs_triton_on_a_gpu() -> None:
+def test_auto_decodes_by_cuda_where_that_was_the_fastest_and_by_triton_elsewhere() -> None:
     found = checked()
     assert found["device"]["compute_capability"]
-    for row in found["formats"]:
-        assert row["ops"]["decode"]["backend"] == row["ops"]["store"]["backend"] == "triton"
-        assert row["ops"]["extend"]["backend"] == "reference"
-    assert found["launches"]["triton"]["decode"] == len(kvq_codecs.names())
+    layer = parse_shape(found["shape"])
+    fastest = set()
+    if found["backends"]["cuda"]["unavailable"] is None:
+        for name in kvq_codecs.names():
+            sizes = layer.dim, layer.dim, found["page_tokens"]
+            need = Need("decode", name, name, *sizes, "cuda", group=layer.heads // layer.kv_heads)
+            if crossovers.fastest("cuda", [need]):
+                fastest.add(name)
+        # the layer of `kvq check` is measured on every architecture that has regions
+        assert bool(fastest) == all(map(crossovers.FASTEST.get, crossovers.levels()))
+    codecs = set(kvq_codecs.names())
+    ran = {row["format"]: {op: row["ops"][op]["backend"] for op in OPS} for row in found["formats"]}
+    assert ran == {
+        name: {
+            "store": "triton",
+            "decode": "cuda" if name in fastest else "triton",
+            "copy_pages": "triton",
+        }
+        for name in codecs
+    }
+    assert found["launches"]["cuda"]["decode"] == len(fastest)
+    assert found["launches"]["triton"]["decode"] == len(codecs - fastest)
 
 
 @pytest.mark.gpu
