@@ -8,7 +8,8 @@
         --ncu 2025.3 q4_0=q4_0.txt,q4_0.csv … > docs/benchmarks/attention-counters-h200.json
 
 The machine and the versions are those of the record that was made beside it; stall reasons are
-there where the source page is.
+there where the source page is. What is no such page, or not of one decode call, is refused with
+exit status 2, and nothing is printed to standard output.
 """
 
 from __future__ import annotations
@@ -18,22 +19,31 @@ import csv
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvq_attention.bench.cases import Shape, parse_cases, parse_formats, parse_shape
+from ncu_pages import (
+    GIGAHERTZ,
+    MICROSECONDS,
+    Refused,
+    kernels,
+    measured,
+    metrics,
+    number,
+    read,
+    stalls,
+)
+
+from kvq_attention.bench.cases import Case, Shape, parse_cases, parse_formats, parse_shape
+from kvq_attention.errors import AttentionError
+from kvq_codecs import CodecError
 
 Row = dict[str, Any]
-Metrics = dict[tuple[str, str], tuple[str, str]]  # (section, name) → (unit, value)
 
 TILE = 16  # tokens of a tensor-core product
 SCHEDULERS = 4  # of a multiprocessor, each issues an instruction of a warp a cycle
-MOST_STALLS = 3
-GIGAHERTZ = {"Mhz": 1e-3, "Ghz": 1.0}
-MICROSECONDS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 WHAT = (
     "hardware counters of one decode call by ncu, whose passes each run it alone with cold caches "
     "and clocks left as they are; DRAM and issue slots in per cent of what they could do in that "
@@ -41,55 +51,25 @@ WHAT = (
     "how many the schedulers could issue while the memory reads the tile at its ceiling; "
     "stalls are shares of the samples of warps, those left out that were issuing"
 )
-KERNEL = re.compile(r"^  (\w+) \(\d+, \d+, \d+\)x\(\d+, \d+, \d+\)", re.MULTILINE)
 PIPE = re.compile(r"(\w+) is the highest-utilized pipeline \(([\d.]+)%\)")
-
-
-def kernels(details: str) -> dict[str, str]:
-    """The part of ncu's details page that is of each kernel, by name; the first call's."""
-    # text before the first, then a name and a text for each
-    _, *parts = KERNEL.split(details)
-    found: dict[str, str] = {}
-    for name, text in zip(parts[::2], parts[1::2], strict=True):
-        found.setdefault(name, text)
-    return found
-
-
-def metrics(text: str) -> Metrics:
-    """The tables of one kernel's sections."""
-    found: Metrics = {}
-    section = ""
-    for line in text.splitlines():
-        if line.startswith("    Section: "):
-            section = line.removeprefix("    Section: ").strip()
-            continue
-        parts = re.split(r" {2,}", line.strip())
-        # a name, maybe its unit, a value; advice has no such columns
-        if line.startswith("    ") and len(parts) in (2, 3) and not parts[0].startswith("---"):
-            found[section, parts[0]] = (parts[1] if len(parts) == 3 else "", parts[-1])
-    return found
-
-
-def number(found: Metrics, section: str, name: str) -> float:
-    """A metric's value."""
-    if (section, name) not in found:
-        sys.exit(f"ncu's details have no {name!r} under {section!r}; profile with --set full")
-    return float(found[section, name][1].replace(",", ""))
-
-
-def measured(found: Metrics, name: str, units: dict[str, float]) -> float:
-    """A metric of the first section in one unit."""
-    section = "GPU Speed Of Light Throughput"
-    return number(found, section, name) * units[found[section, name][0]]
+# Limits that every ncu prints, the last of the table among them; new ones have more.
+LIMITS = ("SM", "Registers", "Shared Mem", "Warps")
+MORE_LIMITS = ("Barriers",)
+RECORD = "give one that `kvq bench attention --json` wrote on the same GPU"
 
 
 def issued(tile_bytes: int, gigahertz: float, like: Row) -> int:
     """Instructions that can be issued while the memory reads a tile at its ceiling."""
+    nanoseconds = tile_bytes / float(like["ceilings"]["read_gb_per_s"])
+    return round(nanoseconds * gigahertz * SCHEDULERS * multiprocessors(like))
+
+
+def multiprocessors(like: Row) -> int:
+    """How many the record's machine has."""
     found = re.search(r"(\d+) multiprocessors", like["hardware"])
     if found is None:
-        sys.exit(f"the record's hardware names no multiprocessors: {like['hardware']}")
-    nanoseconds = tile_bytes / float(like["ceilings"]["read_gb_per_s"])
-    return round(nanoseconds * gigahertz * SCHEDULERS * int(found[1]))
+        raise Refused(f"its hardware names no multiprocessors: {like['hardware']!r}")
+    return int(found[1])
 
 
 def row(
@@ -97,14 +77,12 @@ def row(
 ) -> Row:
     """What is told of one format: `tiles` of a KV head of the layer, on the machine of `like`."""
     parts = kernels(details)
-    if "decode" not in parts:
-        sys.exit(f"{codec}: ncu's details have no kernel of the name decode")
     found = metrics(parts["decode"])
     pipe = PIPE.search(" ".join(parts["decode"].split()))
     limits = [
         number(found, "Occupancy", f"Block Limit {what}")
-        for what in ("Barriers", "SM", "Registers", "Shared Mem", "Warps")
-        if ("Occupancy", f"Block Limit {what}") in found
+        for what in (*LIMITS, *MORE_LIMITS)
+        if what in LIMITS or ("Occupancy", f"Block Limit {what}") in found
     ]
     executed = number(found, "Instruction Statistics", "Executed Instructions")
     (formats,) = parse_formats(codec)
@@ -128,26 +106,7 @@ def row(
     return told
 
 
-def stalls(source: str) -> str:
-    """The reasons that most warps wait for, of the kernel decode in ncu's source page as CSV."""
-    samples: Counter[str] = Counter()
-    kernel, columns = "", []
-    for fields in csv.reader(source.splitlines()):
-        if fields[:1] == ["Kernel Name"]:
-            kernel = fields[1]
-        elif fields[:1] == ["Address"]:
-            columns = fields
-        elif kernel == "decode":
-            for column, value in zip(columns, fields, strict=False):
-                if column.startswith("stall_") and "(" not in column:
-                    samples[column.removeprefix("stall_")] += int(value or 0)
-    del samples["selected"]  # it was issuing
-    total = samples.total() or 1
-    most = [(name, count) for name, count in samples.most_common(MOST_STALLS) if count]
-    return ", ".join(f"{name} {count / total:.0%}" for name, count in most)
-
-
-def record(rows: Iterable[Row], like: Row, *, case: str, shape: str, ncu: str) -> Row:
+def record(counted: Iterable[Row], like: Row, *, case: str, shape: str, ncu: str) -> Row:
     """The rows as a record of docs/benchmarks."""
     machine = like["hardware"].partition(",")[0]
     return {
@@ -166,12 +125,72 @@ def record(rows: Iterable[Row], like: Row, *, case: str, shape: str, ncu: str) -
         "date": datetime.now(UTC).date().isoformat(),
         "case": case,
         "shape": shape,
-        "rows": [*rows],
+        "rows": [*counted],
     }
 
 
-def main() -> None:
-    """Read ncu's pages and print the record."""
+def machine(path: Path) -> Row:
+    """The record that names the machine."""
+    try:
+        like = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Refused(f"--like {str(path)!r} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise Refused(f"--like {str(path)!r} is no JSON ({error}); {RECORD}") from None
+    try:
+        whole = (
+            isinstance(like["hardware"], str)
+            and isinstance(like["versions"], dict)
+            and 0 < float(like["ceilings"]["read_gb_per_s"]) < float("inf")
+        )
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise Refused(
+            f"--like {str(path)!r} lacks hardware, versions or ceilings.read_gb_per_s; {RECORD}"
+        )
+    try:
+        multiprocessors(like)
+    except Refused as refused:
+        raise Refused(f"--like {str(path)!r}: {refused}; {RECORD}") from None
+    found: Row = like
+    return found
+
+
+def rows(pages: Iterable[str], *, case: Case, shape: Shape, like: Row) -> list[Row]:
+    """A row for each FORMAT=DETAILS[,SOURCE.csv]; what is refused names its own."""
+    tiles = case.batch * -(-case.context // TILE) * shape.kv_heads
+    found: dict[str, Row] = {}
+    for page in pages:
+        codec, _, files = page.rpartition("=")
+        names = files.split(",")
+        if not codec or len(names) > 2:
+            raise Refused(f"{page!r} must be FORMAT=DETAILS or FORMAT=DETAILS,SOURCE.csv")
+        try:
+            formats = parse_formats(codec)
+            if len(formats) > 1 or formats[0].name in found:
+                raise Refused("a format has one page; give each once, with its own files")
+            details, *source = map(read, map(Path, names))
+            seen = source[0] if source else None
+            name = formats[0].name
+            found[name] = row(name, details, seen, tiles=tiles, shape=shape, like=like)
+        except (Refused, AttentionError, CodecError, csv.Error) as refused:
+            raise Refused(f"{page!r}: {refused}") from None
+    return [*found.values()]
+
+
+def made(given: argparse.Namespace) -> Row:
+    """The record that is asked for."""
+    cases, layer = parse_cases(given.case), parse_shape(given.shape)
+    if len(cases) > 1:
+        raise Refused(f"--case {given.case!r} names {len(cases)}; give the one that was profiled")
+    like = machine(given.like)
+    counted = rows(given.pages, case=cases[0], shape=layer, like=like)
+    return record(counted, like, case=cases[0].name, shape=layer.name, ncu=given.ncu)
+
+
+def main() -> int:
+    """Read ncu's pages and print the record; 2 = refused."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("pages", nargs="+", metavar="FORMAT=DETAILS[,SOURCE.csv]", help="what ncu printed")
@@ -179,21 +198,14 @@ def main() -> None:
     add("--ncu", required=True, help="its version")
     add("--case", default="8x32k")
     add("--shape", default="32/8x128")
-    given = parser.parse_args()
-    (case,), layer = parse_cases(given.case), parse_shape(given.shape)
-    tiles = case.batch * -(-case.context // TILE) * layer.kv_heads
-    like = json.loads(given.like.read_text(encoding="utf-8"))
-    rows = []
-    for page in given.pages:
-        codec, _, files = page.rpartition("=")
-        if not codec:
-            parser.error(f"{page!r} must be FORMAT=DETAILS or FORMAT=DETAILS,SOURCE.csv")
-        details, *source = [Path(name).read_text(encoding="utf-8") for name in files.split(",")]
-        seen = source[0] if source else None
-        rows.append(row(codec, details, seen, tiles=tiles, shape=layer, like=like))
-    made = record(rows, like, case=case.name, shape=layer.name, ncu=given.ncu)
-    print(json.dumps(made, indent=1, ensure_ascii=False))
+    try:
+        text = json.dumps(made(parser.parse_args()), indent=1, ensure_ascii=False)
+    except (Refused, AttentionError, CodecError) as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        return 2
+    print(text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """tools/attention_counters.py reads what ncu prints; the figures here are invented."""
 
-import importlib.util
+import importlib
 import json
 import sys
 import xml.etree.ElementTree as ET
@@ -54,6 +54,7 @@ DETAILS = """[12] python3@127.0.0.1
 
     Section: Occupancy
     ------------------------------- ----------- ------------
+    Block Limit SM                        block           32
     Block Limit Registers                 block           16
     Block Limit Shared Mem                block           14
     Block Limit Warps                     block           64
@@ -85,13 +86,11 @@ LAYER = Shape(32, 8, 128)
 @pytest.fixture(scope="module")
 def tool():
     """tools/attention_counters.py as a module."""
-    path = ROOT / "tools" / "attention_counters.py"
-    spec = importlib.util.spec_from_file_location("attention_counters", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "tools")
+        yield importlib.import_module("attention_counters")
+    for name in ("attention_counters", "ncu_pages"):
+        del sys.modules[name]
 
 
 def told(tool, details, source=None):
@@ -122,17 +121,151 @@ def test_without_a_source_page_or_a_merge_there_is_less(tool):
     assert row["top_stalls"] == "" and "merge_us" not in row
 
 
+@pytest.fixture
+def command(tool, tmp_path, monkeypatch, capsys):
+    """Runs the tool on files of these texts; what it ends with and says."""
+
+    def run(pages, *options, **texts):
+        for name, text in texts.items():
+            raw = text if isinstance(text, bytes) else text.encode()
+            (tmp_path / name).write_bytes(raw)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["counters", "--ncu", "2025.3", *options, *pages])
+        code = tool.main()
+        return code, *capsys.readouterr()
+
+    return run
+
+
+GOOD = {"details": DETAILS, "source": SOURCE, "like": json.dumps(LIKE)}
+GIVEN = ("q4_0=details,source",)
+DURATION = "    Duration                         us        90.04\n"
+DECODE = DETAILS[DETAILS.index("  decode (") :].partition("  merge (")[0]
+OTHER = "  void at::copy<float>(float *) (8, 1, 1)x(128, 1, 1), Context 1, Stream 7"
+CUT = SOURCE.rpartition('"0x20","      HMMA')[0]
+
+
+def wrong(details=DETAILS, **others):
+    return {**GOOD, "details": details, **others}
+
+
 @pytest.mark.parametrize(
-    ("details", "said"),
+    ("files", "said"),
     [
-        ("==ERROR== ERR_NVGPUCTRPERM\n", "no kernel of the name decode"),
-        (DETAILS.replace("Issue Slots Busy", "Else"), "no 'Issue Slots Busy' under 'Compute Work"),
-        (DETAILS.replace("  decode (", "  other ("), "no kernel of the name decode"),
+        (
+            wrong("==ERROR== ERR_NVGPUCTRPERM\n"),
+            "no kernel of the name decode; give what `ncu --im",
+        ),
+        (
+            wrong(SOURCE),
+            "no kernel of the name decode; give what `ncu --import REPORT --page details",
+        ),
+        (wrong(""), "'details' is empty; give all that was printed"),
+        (wrong(b"NVR\0\xff\xfe"), "'details' is no text; give what ncu printed of its report"),
+        (wrong(DETAILS[: DETAILS.index(",000,128")]), "'details' is cut off in its last line"),
+        (
+            wrong(DECODE[: DECODE.index("    Block Limit Shared")]),
+            "no 'Block Limit Shared Mem' und",
+        ),
+        (
+            wrong(DETAILS.replace("Issue Slots Busy", "Else")),
+            "no 'Issue Slots Busy' under 'Compute",
+        ),
+        (wrong(DETAILS.replace("  decode (", "  other (")), "no kernel of the name decode"),
+        (
+            wrong(DETAILS.replace("    Block Limit Warps", "    Else")),
+            "no 'Block Limit Warps' under",
+        ),
+        (
+            wrong(DETAILS.replace(DURATION, 2 * DURATION)),
+            "have 'Duration' under 'GPU Speed Of Light",
+        ),
+        (
+            wrong(DETAILS.replace(DURATION, DURATION + DURATION.replace("90.04", "91.5"))),
+            "several times (90.04 us; 91.5 us); profile one call",
+        ),
+        (wrong(f"{DETAILS}{DECODE}"), "have the kernel decode several times; profile one call"),
+        (
+            wrong(DETAILS.replace("90.04", "n/a")),
+            "have 'n/a' as 'Duration' under 'GPU Speed Of Lig",
+        ),
+        (
+            wrong(DETAILS.replace("81.50", "nan")),
+            "have 'nan' as 'DRAM Throughput' under 'GPU Speed",
+        ),
+        (
+            wrong(DETAILS.replace(" us ", " min ")),
+            "'Duration' in 'min'; units may be ns, us, ms, s",
+        ),
+        (wrong(source=DETAILS), "source page has the kernel decode not; profile one call"),
+        (wrong(source=SOURCE.replace("decode", "other")), "source page has the kernel decode not"),
+        (wrong(source=2 * SOURCE), "source page has the kernel decode several times"),
+        (
+            wrong(source=SOURCE.replace("stall_", "else_")),
+            "has no samples of decode's stalls; give",
+        ),
+        (wrong(source=f'{CUT}"0x20","HMMA","10"\n'), "line 4 of ncu's source page has no count in"),
+        (
+            wrong(source=SOURCE.replace('"40"', '"many"')),
+            "line 3 of ncu's source page has no count",
+        ),
+        (wrong(like="{"), "--like 'like' is no JSON (Expecting"),
+        (
+            wrong(like="[]"),
+            "--like 'like' lacks hardware, versions or ceilings.read_gb_per_s; give",
+        ),
+        (wrong(like=json.dumps({**LIKE, "ceilings": {}})), "lacks hardware, versions or ceilings"),
+        (
+            wrong(like=json.dumps({**LIKE, "ceilings": {"read_gb_per_s": 0}})),
+            "lacks hardware, versions or ceilings",
+        ),
+        (
+            wrong(like=json.dumps({**LIKE, "hardware": "CPU"})),
+            "names no multiprocessors: 'CPU'; gi",
+        ),
     ],
 )
-def test_what_is_missing_is_named(tool, details, said):
-    with pytest.raises(SystemExit, match=said):
-        told(tool, details)
+def test_pages_that_are_foreign_or_cut_off_are_refused(command, files, said):
+    assert command(GIVEN, "--like", "like", **GOOD)[0] == 0
+    refused(command(GIVEN, "--like", "like", **files), said)
+
+
+@pytest.mark.parametrize(
+    ("pages", "options", "said"),
+    [
+        (["q5_0=details"], (), "'q5_0=details': unknown codec 'q5_0'"),
+        (["details"], (), "'details' must be FORMAT=DETAILS or FORMAT=DETAILS,SOURCE.csv"),
+        (["q4_0=details,source,source"], (), "must be FORMAT=DETAILS or FORMAT=DETAILS,SOURCE.csv"),
+        (["q4_0,q8_0=details"], (), "'q4_0,q8_0=details': a format has one page"),
+        (["q4_0=details", "q4_0=details"], (), "'q4_0=details': a format has one page; give each"),
+        (["q4_0=none"], (), "'none' cannot be read: No such file"),
+        (["q4_0="], (), "'.' cannot be read: Is a directory"),
+        (GIVEN, ("--like", "none"), "--like 'none' cannot be read: No such file"),
+        (GIVEN, ("--case", "8x32k,1x4k"), "--case '8x32k,1x4k' names 2; give the one that was"),
+        (GIVEN, ("--case", "much"), "case 'much' must be BATCHxCONTEXT"),
+        (GIVEN, ("--shape", "32x8"), "shape '32x8' must be HEADS/KV_HEADSxHEAD_DIM"),
+        (
+            ["iso4=details"],
+            ("--shape", "4/2x64"),
+            "'iso4=details': iso4: head_dim 64 is not a mult",
+        ),
+    ],
+)
+def test_what_cannot_be_told_is_refused(command, pages, options, said):
+    refused(command(pages, "--like", "like", *options, **GOOD), said)
+
+
+def refused(done, said):
+    """In one line, with nothing on standard output."""
+    code, out, err = done
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: ") and said in line
+
+
+def test_kernels_beside_it_are_told_apart(tool):
+    """One with a signature, whose metrics are not decode's."""
+    assert told(tool, f"{DETAILS}{OTHER}\n{DECODE.partition(chr(10))[2]}") == told(tool, DETAILS)
 
 
 def test_the_record_is_drawn_and_names_machine_versions_and_command(
@@ -144,7 +277,7 @@ def test_the_record_is_drawn_and_names_machine_versions_and_command(
     options = ("--like", f"{tmp_path}/like.json", "--ncu", "2025.3", "--case", "1x4k")
     given = ["counters", *options, f"q4_0={pages}", f"k=fp8,v=q8_0={tmp_path}/d.txt"]
     monkeypatch.setattr(sys, "argv", given)
-    tool.main()
+    assert tool.main() == 0
     record = json.loads(capsys.readouterr().out)
     assert record["kind"] == "attention-counters"
     assert record["title"] == "Counters of CUDA decode on GPU 9, 1x4k, 32/8x128"
