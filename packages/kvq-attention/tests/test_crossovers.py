@@ -143,6 +143,23 @@ def test_every_region_follows_from_its_records() -> None:
     assert unproven(crossovers.FASTEST, ROOT) == []
 
 
+@pytest.mark.skipif(not (ROOT / "noxfile.py").is_file(), reason="records are in the repository")
+def test_all_that_the_records_show_is_in_a_region_but_bf16_and_fp16() -> None:
+    for regions in crossovers.FASTEST.values():
+        for paths in {region.shown_by for region in regions}:
+            records = {path: json.loads((ROOT / path).read_text()) for path in paths}
+            lacking = {
+                (k, v)
+                for shown in fastest.regions(records, "cuda")
+                for (k, v), dim, size, group in product(
+                    shown.formats, shown.head_dims, shown.page_tokens, shown.groups
+                )
+                for need in [Need("decode", k, v, dim, dim, size, "cuda", group=group)]
+                if not any(region.holds("cuda", need) for region in regions)
+            }
+            assert lacking <= {("bf16", "bf16"), ("fp16", "fp16")}
+
+
 def test_a_region_beyond_its_record_is_found(tmp_path: Path) -> None:
     def row(backend: str, codec: str, us: float) -> dict[str, Any]:
         at = {"case": "8x4k", "shape": "32/8x128", "page_tokens": 16, "codec": codec}

@@ -124,7 +124,30 @@ def test_what_lies_between_measured_neighbours_is_taken_too():
     gap = together(record(won), record(lost, page=32), record(won, page=64))
     assert taken(gap) == [region(pages=(16, 64))]
     other = together(record(won, shapes=(one, four)), record(won, page=64))
-    assert taken(other) == [region(groups=range(1, 5)), region(pages=(64,))]
+    assert taken(other) == [region(groups=range(1, 5)), region(pages=(32, 64))]
+
+
+def test_a_page_size_between_two_has_the_groups_that_both_are_taken_with():
+    won, lost = {"cuda": 50.0, "triton": 60.0}, {"cuda": 60.0, "triton": 50.0}
+    one, two, four, eight = "8/8x128", "16/8x128", "32/8x128", "64/8x128"
+    crossed = together(
+        record(won, shapes=(one, four)),
+        record(won, page=64, shapes=(two, eight)),
+    )
+    assert taken(crossed) == [
+        region(pages=(16,), groups=range(1, 5)),
+        region(pages=(32,), groups=range(2, 5)),
+        region(pages=(64,), groups=range(2, 9)),
+    ]
+    apart = together(record(won, shapes=(one,)), record(won, page=64, shapes=(four,)))
+    assert taken(apart) == [region(groups=range(1, 2)), region(pages=(64,))]
+    # what was measured at 32 is all that is said of 32
+    tried = together(record(won, shapes=(one, four)), record(won, page=64, shapes=(one, four)))
+    assert taken(tried) == [region(pages=(16, 32, 64), groups=range(1, 5))]
+    told = together(tried, record(lost, page=32, shapes=(one,)))
+    assert taken(told) == [region(pages=(16, 64), groups=range(1, 5))]
+    beyond = together(record(won, page=32), record(won, page=64))
+    assert taken(beyond) == [region(pages=(32, 64))]
 
 
 def test_formats_taken_alike_share_a_region():

@@ -8,8 +8,12 @@ was measured. The backend is taken where it
 - takes at no case more than MOST_TIMES of the time of the fastest other, and
 - is at no case slower than the fastest bf16 of the run, unless the others are, too.
 
-Page sizes and numbers of query heads between two measured neighbours that are both taken are taken
-as well: nothing in the kernels changes its kind there.
+Numbers of query heads between two measured neighbours that are both taken are taken as well, and so
+are page sizes, with the numbers of query heads that both of their neighbours are taken with. No
+kernel has a kind of its own there: what differs is how many tokens lie together in memory and how
+many of them share a page id, of which a size has more than its lower neighbour and less than its
+upper one. (CUDA's kernel for pages of one tile, 16 tokens, is the end of the sizes, not between.)
+Beyond the measured sizes and numbers nothing is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
@@ -124,46 +128,46 @@ def regions(records: Mapping[str, Record], backend: str) -> list[Region]:
     taken = {kind: not wrongs(cases) for kind, cases in judged_.items()}
     formats: dict[tuple[int, tuple[int, ...], range], list[tuple[str, str]]] = {}
     for k, v, dim in dict.fromkeys((kind.k, kind.v, kind.dim) for kind in taken):
-        runs: dict[range, list[int]] = {}
-        pages = sorted(
-            {kind.page_tokens for kind in taken if (kind.k, kind.v, kind.dim) == (k, v, dim)}
-        )
-        for page_tokens in pages:
-            groups = sorted(
-                kind.group for kind in taken if kind == Kind(k, v, dim, page_tokens, kind.group)
-            )
-            holds = [taken[Kind(k, v, dim, page_tokens, group)] for group in groups]
-            for run in _runs(groups, holds):
-                runs.setdefault(range(run[0], run[-1] + 1), []).append(page_tokens)
-        for groups_taken, sizes in runs.items():
-            key = dim, tuple(_with_between(sizes, pages)), groups_taken
-            formats.setdefault(key, []).append((k, v))
+        measured: dict[int, dict[int, bool]] = {}  # page size → query heads a KV head → taken
+        for kind in sorted(kind for kind in taken if (kind.k, kind.v, kind.dim) == (k, v, dim)):
+            measured.setdefault(kind.page_tokens, {})[kind.group] = taken[kind]
+        groups = {size: [*_runs(held)] for size, held in measured.items()}
+        sizes: dict[range, list[int]] = {}
+        for size, runs in sorted(_with_between(groups).items()):
+            for run in runs:
+                sizes.setdefault(run, []).append(size)
+        for run, own in sizes.items():
+            formats.setdefault((dim, tuple(own), run), []).append((k, v))
     return [
         Region(backend, "decode", tuple(pairs), (dim,), sizes, groups_taken, tuple(records))
         for (dim, sizes, groups_taken), pairs in formats.items()
     ]
 
 
-def _runs(values: Sequence[int], holds: Sequence[bool]) -> Iterator[list[int]]:
-    """Neighbours among the measured values where it holds."""
-    run: list[int] = []
-    for value, held in zip(values, holds, strict=True):
-        if held:
-            run.append(value)
-        elif run:
-            yield run
-            run = []
-    if run:
-        yield run
+def _runs(held: Mapping[int, bool]) -> Iterator[range]:
+    """From neighbour to neighbour among the measured values where it holds; they are in order."""
+    for holds, run in groupby(held, held.__getitem__):
+        if holds:
+            values = [*run]
+            yield range(values[0], values[-1] + 1)
 
 
-def _with_between(taken: Sequence[int], measured: Sequence[int]) -> list[int]:
-    """The page sizes taken, and those between two measured neighbours that both are."""
-    found = {*taken}
-    for low, high in pairwise(measured):
-        if low in found and high in found:
-            found |= {size for size in PAGE_SIZES if low < size < high}
-    return sorted(found)
+def _with_between(groups: Mapping[int, list[range]]) -> dict[int, list[range]]:
+    """Beside the measured page sizes those between two neighbours, with what both are taken with.
+
+    A size that was measured at all, whether taken or not, is nothing between others.
+    """
+    found = dict(groups)
+    for low, high in pairwise(groups):
+        shared = [
+            range(max(a.start, b.start), min(a.stop, b.stop))
+            for a in groups[low]
+            for b in groups[high]
+        ]
+        for size in PAGE_SIZES:
+            if low < size < high:
+                found[size] = [run for run in shared if run]
+    return found
 
 
 def read(paths: Iterable[Path]) -> dict[str, Record]:
