@@ -1,7 +1,7 @@
 """What ncu counted of decode, as a record of docs/benchmarks: a row a format, from its own output.
 
     ncu --profile-from-start off --clock-control none --set full -o q4_0 \
-        python -m kvq_attention.bench.profiled q4_0 --backend cuda
+        python -m kvq_attention.bench.profiled q4_0 --attention-backend cuda
     ncu --import q4_0.ncu-rep --page details > q4_0.txt
     ncu --import q4_0.ncu-rep --page source --csv > q4_0.csv
     python tools/attention_counters.py --like docs/benchmarks/attention-h200.json \
@@ -121,7 +121,8 @@ def record(counted: Iterable[Row], like: Row, *, case: str, shape: str, ncu: str
         "hardware": like["hardware"],
         "versions": {**like["versions"], "ncu": ncu},
         "command": "ncu --profile-from-start off --clock-control none --set full python -m "
-        f"kvq_attention.bench.profiled FORMAT --backend cuda --case {case} --shape {shape}",
+        "kvq_attention.bench.profiled FORMAT --attention-backend cuda "
+        f"--case {case} --shape {shape}",
         "date": datetime.now(UTC).date().isoformat(),
         "case": case,
         "shape": shape,

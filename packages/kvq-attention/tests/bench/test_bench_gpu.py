@@ -63,7 +63,7 @@ def test_p045_decode_reads_little_more_than_the_packed_bytes(codec: str, backend
     command = [
         *(ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv"),
         *("--metrics", "dram__bytes_read.sum", "--print-units", "base", "--print-fp"),
-        *(sys.executable, "-m", profiled.__name__, codec, "--backend", backend),
+        *(sys.executable, "-m", profiled.__name__, codec, "--attention-backend", backend),
         *("--case", CASE.name, "--shape", SHAPE.name),
     ]
     done = subprocess.run(command, capture_output=True, check=False, text=True, timeout=300)

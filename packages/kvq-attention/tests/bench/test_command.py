@@ -8,6 +8,7 @@ import pytest
 
 from kvq_attention.bench import __main__ as command
 from kvq_attention.bench import session
+from kvq_attention.errors import AttentionError
 
 TINY = ("--device", "cpu", "--quick", "--cases", "1x20", "--repeat", "1")
 
@@ -53,6 +54,18 @@ def test_a_record_that_can_no_longer_be_written_is_no_traceback(
     monkeypatch.setattr(session, "decode_row", row)
     assert bench(*TINY, "--json", str(folder / "record.json")) == 2
     assert "error: --json cannot be written" in capsys.readouterr().err
+
+
+def test_the_short_name_of_the_backends_option_adds_to_the_same(bench, monkeypatch):
+    def plan(**given):
+        seen.append(given["backend"])
+        raise AttentionError("seen")
+
+    seen = []
+    monkeypatch.setattr(command, "plan", plan)
+    assert bench("--backend", "triton", "--attention-backend", "decode=cuda") == 2
+    assert bench() == 2
+    assert seen == [["triton", "decode=cuda"], "auto"]
 
 
 def test_a_budget_that_is_over_at_once_is_said(bench, capsys):

@@ -46,8 +46,9 @@ def test_the_recorded_command_asks_for_the_same_plan():
 def given_by(command):
     """What a command line gives to `plan`: an option that is said twice as a list."""
     said = {}
-    for name, value in re.findall(r"--([a-z-]+) (\S+)", command):
-        said.setdefault(name.replace("-", "_"), []).append(value)
+    for option, value in re.findall(r"--([a-z-]+) (\S+)", command):
+        name = option.removeprefix("attention-").replace("-", "_")
+        said.setdefault(name, []).append(value)
     kinds = {"backend": list, "repeat": lambda v: int(*v), "budget_seconds": lambda v: float(*v)}
     return {name: kinds.get(name, lambda v: v[0])(values) for name, values in said.items()}
 

@@ -47,10 +47,12 @@ def test_what_it_gives_is_attention():
 
 def test_what_cannot_be_decoded_is_refused(command, capsys):
     assert command("q5_0", *TINY) == 2
+    assert command("q4_0", *TINY, "--attention-backend", "cuda") == 2
     assert command("q4_0", *TINY, "--backend", "cuda") == 2
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("error: unknown codec")
     assert said[1].startswith("error: decode: cuda cannot run on cpu")
+    assert said[2:] == said[1:2]
 
 
 @pytest.mark.parametrize(

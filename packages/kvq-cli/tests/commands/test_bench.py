@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kvq_attention import bench as attention_bench
 from kvq_attention import support
+from kvq_attention.errors import AttentionError
 from kvq_cli.main import app
 
 TINY = ("--device", "cpu", "--quick", "--cases", "1x20", "--repeat", "1")
@@ -40,7 +41,7 @@ def test_it_measures_what_it_is_told(tmp_path):
         *("--device", "cpu", "--codecs", "k=q8_0,v=q4_0", "--cases", "2x9,1x33"),
         *("--pages", "16,32"),
         *("--shape", "6/2x64", "--store-tokens", "3", "--copy-tokens", "20", "--repeat", "1"),
-        *("--backend", "reference", "--json", str(record)),
+        *("--attention-backend", "reference", "--json", str(record)),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(record.read_text())
@@ -60,7 +61,8 @@ def test_several_layers_and_backends_are_measured_beside_each_other(tmp_path):
     done = bench(
         *("--device", "cpu", "--codecs", "q4_0", "--cases", "1x9", "--repeat", "1"),
         *("--shape", "4/2x64,2/2x64", "--store-tokens", "3", "--copy-tokens", "16"),
-        *("--backend", "auto", "--backend", "decode=reference", "--json", str(record)),
+        *("--attention-backend", "auto", "--attention-backend", "decode=reference"),
+        *("--json", str(record)),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     found = json.loads(record.read_text())
@@ -70,8 +72,19 @@ def test_several_layers_and_backends_are_measured_beside_each_other(tmp_path):
         for shape in ("4/2x64", "2/2x64")
         for codec in ("bf16", "q4_0")
     ]
-    assert "--backend auto --backend decode=reference" in found["command"]
+    assert "--attention-backend auto --attention-backend decode=reference" in found["command"]
     assert "decode 1x9, page 16, 2/2x64, reference" in done.stdout
+
+
+def test_the_short_name_of_the_backends_option_adds_to_the_same(monkeypatch):
+    def plan(**given):
+        seen.append(given["backend"])
+        raise AttentionError("seen")
+
+    seen = []
+    monkeypatch.setattr(attention_bench, "plan", plan)
+    bench("--backend", "triton", "--attention-backend", "decode=cuda", "--backend", "auto")
+    assert seen == [["triton", "decode=cuda", "auto"]]
 
 
 def test_without_a_gpu_it_says_what_is_needed(monkeypatch):
@@ -174,7 +187,7 @@ def test_an_empty_name_of_the_record_is_refused(unmeasured):
     ],
 )
 def test_an_operation_that_is_not_measured_is_refused_by_its_name(unmeasured, backend, said):
-    done = bench(*TINY, "--backend", backend)
+    done = bench(*TINY, "--attention-backend", backend)
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert said in line
@@ -185,7 +198,7 @@ def test_a_backend_that_cannot_run_is_refused_once_before_anything_is_measured(
 ):
     reasons = {"cuda": "no GPU", "triton": "its interpreter is off", "reference": None}
     monkeypatch.setattr(support, "unavailable", lambda backend, _: reasons[backend])
-    done = bench(*TINY, "--backend", "triton")
+    done = bench(*TINY, "--attention-backend", "triton")
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: triton cannot run on cpu: its interpreter is off; backends")

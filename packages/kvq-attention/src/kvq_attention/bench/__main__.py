@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--device", choices=DEVICES, default="cuda", help="cpu: tiny shapes, to try the command")
     add(
-        "--backend", action="append", metavar=backends,
+        "--attention-backend", "--backend", dest="backend", action="append", metavar=backends,
         help="what runs the ops; given several times, each is measured (default: auto)",
     )  # fmt: skip
     for name, (value, meaning, default) in lists.items():

@@ -119,7 +119,7 @@ class Plan:
             "budget-seconds": f"{self.budget_seconds:g}",
         }
         said = [f"--{name} {value}" for name, value in listed.items()]
-        said[1:1] = [f"--backend {backend}" for backend in self.backends]
+        said[1:1] = [f"--attention-backend {backend}" for backend in self.backends]
         return f"kvq bench attention {' '.join(said)}"
 
 

@@ -80,7 +80,10 @@ def main() -> int:
     )
     add = parser.add_argument
     add("format", metavar="CODEC|k=CODEC,v=CODEC", help="of the cache")
-    add("--backend", metavar="NAME", default=support.AUTO, help="what decodes (default: auto)")
+    add(
+        "--attention-backend", "--backend", dest="backend", metavar="NAME", default=support.AUTO,
+        help="what decodes (default: auto)",
+    )  # fmt: skip
     add("--case", metavar="BATCHxCONTEXT", default="8x32k", help="default: 8x32k")
     add("--shape", metavar="HEADS/KV_HEADSxHEAD_DIM", default=usual.shape, help="the layer")
     add("--page-tokens", metavar="TOKENS", default="16", help="of a page (default: 16)")

@@ -56,6 +56,8 @@ CopyTokens = Annotated[
 Backend = Annotated[
     list[str] | None,
     typer.Option(
+        "--attention-backend",
+        "--backend",
         metavar="auto|cuda|triton|reference|OP=BACKEND,…",
         help="What runs the operations; given several times, each is measured at what it serves. "
         "Default: auto.",
