@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from kvq_attention import support
+from kvq_attention import crossovers, support
 from kvq_attention.cuda import module
 from kvq_attention.errors import DeviceError, UnsupportedError
+from kvq_attention.needs import Need
 
 SOURCE = """
 extern "C" __global__ void scale(
@@ -64,6 +65,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(levels))
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(levels))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: levels[i])
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(module, "_trial", lambda: None)
         module._unavailable.cache_clear()
 
@@ -137,6 +139,49 @@ def test_a_kernel_that_cannot_be_made_is_refused(
     )
     with pytest.raises(UnsupportedError, match=said):
         module.function(f"{SOURCE} ", "scale", GPU)
+
+
+def test_a_kernel_is_not_made_in_the_capture_of_a_graph(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(module, "_made", lambda *asked: made.append(asked) or len(made))
+    capturing = True
+    machine((9, 0))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    source = f"{SOURCE} // of this test"
+    found = (
+        r"^cuda: whether its kernels run cannot be found out while a CUDA graph is captured; make "
+        "the same call once before the capture$"
+    )
+    with pytest.raises(UnsupportedError, match=found):
+        module.function(source, "scale", GPU)
+    capturing = False
+    assert module.unavailable("cuda") is None
+    capturing = True
+    said = r"^cuda: its kernel scale cannot be made for cuda:0 while .* once before the capture$"
+    with pytest.raises(UnsupportedError, match=said):
+        module.function(source, "scale", GPU)
+    assert made == []
+    capturing = False
+    kernel = module.function(source, "scale", GPU)
+    capturing = True
+    assert module.function(source, "scale", GPU) is kernel
+    assert made == [(source, "scale", 0)]
+
+
+def test_auto_does_not_go_on_to_another_in_the_capture_of_a_graph(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph would hold the other for good."""
+    machine((9, 0))
+    monkeypatch.setattr(crossovers, "fastest", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    need = Need("decode", "q4_0", "q4_0", 128, 128, 16, "cuda")
+    with pytest.raises(UnsupportedError, match=r"make the same call once before the capture$"):
+        support.pick("auto", [need])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert support.pick("auto", [need]) == "cuda"
 
 
 @pytest.mark.parametrize(
@@ -313,3 +358,18 @@ def test_a_captured_launch_is_replayed() -> None:
         torch.cuda.synchronize()
         assert torch.equal(out, torch.full_like(out, 3 * value + 1))
         assert torch.equal(after, out + 1)
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_a_capture_asks_for_first_is_refused_and_the_capture_goes_on() -> None:
+    x, source = torch.ones(256, device=GPU), f"{SOURCE} // that only this test has"
+    assert module.unavailable("cuda") is None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        with pytest.raises(UnsupportedError, match=r"make the same call once before the capture$"):
+            module.function(source, "scale", GPU)
+        twice = 2 * x
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(twice, 2 * x)
+    assert module.function(source, "scale", GPU).registers > 0

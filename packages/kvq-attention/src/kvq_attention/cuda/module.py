@@ -27,7 +27,10 @@ Argument = torch.Tensor | ctypes.Structure | np.generic | int | float | None
 
 
 def unavailable(device: str) -> str | None:
-    """Why the kernels cannot run on a torch device type; None if they can."""
+    """Why the kernels cannot run on a torch device type; None if they can.
+
+    Raises `UnsupportedError` where it is first asked within the capture of a CUDA graph.
+    """
     if device == "cuda":
         return _unavailable()
     return f"its kernels run on cuda devices, not {device}" + (
@@ -38,8 +41,6 @@ def unavailable(device: str) -> str | None:
 def function(source: str, name: str, device: torch.device) -> Function:
     """A kernel of a text, compiled and loaded for a device when it is first asked for.
 
-    The first call for a device must not fall into the capture of a CUDA graph.
-
     Parameters
     ----------
     source : see `kvq_attention.cuda.compile.source`
@@ -47,7 +48,8 @@ def function(source: str, name: str, device: torch.device) -> Function:
     device : a tensor's, so that it has an index
 
     Raises `UnsupportedError` where such kernels cannot run, or cannot be compiled or loaded: what
-    CuPy raised is its cause, of which `CompileException` holds the compiler's log.
+    CuPy raised is its cause, of which `CompileException` holds the compiler's log. So does a first
+    call for a device that falls into the capture of a CUDA graph; the capture goes on.
     """
     reason = unavailable(device.type)
     if reason is not None:
@@ -161,6 +163,7 @@ def _unavailable() -> str | None:
                 f"its kernels need compute capability 8.0 or newer, cuda:{index} has "
                 f"{major}.{minor}; CUDA_VISIBLE_DEVICES can leave it out"
             )
+    _refuse_capture("whether its kernels run cannot be found out")
     try:
         if find_spec("cupy") is None:
             return f"CuPy is not installed; {INSTALL}"
@@ -199,6 +202,7 @@ def _level(device_index: int) -> int:
 
 @cache
 def _function(source: str, name: str, device_index: int) -> Function:
+    _refuse_capture(f"its kernel {name} cannot be made for cuda:{device_index}")
     try:
         return _made(source, name, device_index)
     except Exception as error:
@@ -206,6 +210,18 @@ def _function(source: str, name: str, device_index: int) -> Function:
             f"cuda cannot make its kernel {name} for cuda:{device_index} ({_told(error)}); triton "
             "or reference can be asked for instead"
         ) from error
+
+
+def _refuse_capture(what: str) -> None:
+    """To load a kernel would end the capture, with an error that does not say why.
+
+    What is raised here is not kept: the same call outside does what it is to do.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        raise UnsupportedError(
+            f"cuda: {what} while a CUDA graph is captured; make the same call once before the "
+            "capture"
+        )
 
 
 def _made(source: str, name: str, device_index: int) -> Function:
