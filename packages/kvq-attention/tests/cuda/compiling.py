@@ -86,7 +86,7 @@ def compiled(job: Job) -> dict[str, object]:
     dtype = getattr(torch, job.dtype)
     if job.merge_warps:
         name, warps = "merge", job.merge_warps
-        defines = decode.merge_defines(job.dim, dtype, shape, warps)
+        defines = decode.merge_defines(job.v, job.dim, dtype, shape.rows, warps)
     else:
         name, warps = "decode", shape.warps
         given = (job.k, job.v, job.dim, dtype, shape, job.softcap, job.one_tile)

@@ -17,6 +17,7 @@ from kvq_attention.cuda import decode, shapes
 from .emulator.program import SOURCE, build
 
 RESIDENT = 3  # blocks at once: few, so that each has several pieces
+MERGING = 32  # warps of merges at once: few, so that small batches have all kinds of them
 ORDER = {"late": True, "backward": False}  # see emulator/program.py
 
 
@@ -37,10 +38,15 @@ def load(
     """
     given = decode.defines(k, v, dim, dtype, shape, softcap, one_tile)
     step = build((SOURCE / "decode.cu").read_text(), ["decode"], defines=given, races=races)
-    merges = {
-        warps: Merge(decode.merge_defines(dim, dtype, shape, warps), races)
+    merges = tuple(
+        decode.Merge(
+            Merge(decode.merge_defines(v, dim, dtype, shape.rows, warps), races),
+            warps * shapes.WARP,
+            decode.merge_shared_bytes(dim, warps),
+            MERGING // warps,
+        )
         for warps in decode.MERGE_WARPS
-    }
+    )
     return decode.Kernels(
         step.function("decode", **ORDER), merges, given["SET_SHARED_BYTES"], RESIDENT
     )

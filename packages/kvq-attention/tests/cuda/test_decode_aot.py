@@ -8,7 +8,7 @@ import kvq_codecs
 from kvq_attention.cuda import decode, formats
 
 from ..decode.places import EMULATED, KINDS
-from .compiling import SHARED_KIB, Compiled, Job, run
+from .compiling import REGISTERS, SHARED_KIB, Compiled, Job, run
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 # All codecs without and with hardware for e4m3; the architectures between have a few codecs each.
@@ -20,6 +20,10 @@ ROWS = (4, 8, 16)
 SPILLED = {"q4_0": 12, "q6_0": 8, "q8_0": 20, "nvfp4": 12, "iso3": 12}
 # and at 256, where the sums of 16 rows alone take 128 registers: of each up to
 WIDE_SPILLED = 48
+# and of merges from compute capability 10.0 on
+MERGE_SPILLED = 24
+# Threads of a multiprocessor that merges are to have registers for
+MERGING = 1024
 
 
 def jobs() -> list[Job]:
@@ -44,10 +48,12 @@ DTYPES = ("float16", "float32")
 def merges() -> list[Job]:
     """Every merge."""
     return [
-        Job("q8_0", "q8_0", arch, dim, n, merge_warps=warps)
+        Job(codec, codec, arch, dim, n, merge_warps=warps)
+        for codec in ("q8_0", "iso4")  # as values are stored, and turned
         for arch in ARCHS
         for dim, n in zip(EMULATED.dims, ROWS, strict=True)
         for warps in decode.MERGE_WARPS
+        if dim in EMULATED.dims_of(codec)
     ]
 
 
@@ -78,6 +84,8 @@ def test_few_registers_are_spilled(kernels: list[Compiled]) -> None:
     spilling = set()
     for c in kernels:
         job, taken = c.job, c.resources
+        if job.merge_warps:
+            continue
         known = 0
         if job.dim == 128:
             known = max(SPILLED.get(name, 0) for name in (job.k, job.v))
@@ -92,11 +100,14 @@ def test_few_registers_are_spilled(kernels: list[Compiled]) -> None:
     assert spilling == set(SPILLED), "a codec that does not spill needs no limit"
 
 
-def test_merges_need_no_stack(kernels: list[Compiled]) -> None:
+def test_many_warps_of_merges_run_at_once(kernels: list[Compiled]) -> None:
     found = [c for c in kernels if c.job.merge_warps]
     assert len(found) == len(merges())
     for c in found:
-        assert c.resources.stack_bytes == 0 and c.resources.registers <= 255, c
+        # Some multiprocessors take too few blocks for so many of one warp.
+        if c.job.merge_warps > 1:
+            assert c.resources.registers * MERGING <= REGISTERS, c
+        assert c.resources.spill_load_bytes <= (MERGE_SPILLED if c.job.arch >= 100 else 0), c
 
 
 def test_a_text_that_does_not_compile_is_told() -> None:

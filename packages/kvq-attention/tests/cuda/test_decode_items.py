@@ -11,7 +11,7 @@ import torch
 
 from kvq_attention import Batch, Scoring, Table
 from kvq_attention.cuda import decode, items
-from kvq_attention.cuda.decode import Kernels
+from kvq_attention.cuda.decode import Kernels, Merge
 
 from ..scene import TIER, poisoned
 from . import emulated
@@ -160,9 +160,7 @@ def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatc
     for name, value in sizes.items():
         monkeypatch.setattr(items, name, value)
     step, others = Launched(), Launched()
-    monkeypatch.setattr(
-        decode, "load", lambda *_: Kernels(step, {1: others, 4: others, 8: others}, 0, 8)
-    )
+    monkeypatch.setattr(decode, "load", lambda *_: Kernels(step, (Merge(others, 32, 0, 1),), 0, 8))
     shape = emulated.picked("q8_0", "q8_0", 64, rows, torch.device("cpu"))
     assert shape.rows == rows
     monkeypatch.setattr(decode, "picked", lambda *_: shape)

@@ -186,7 +186,7 @@ def test_headers_say_what_specs_say(codec: str) -> None:
         scale = spec.plane(format.scale)
         assert said.block == (scale.span or 0)
         assert said.scale_bytes == scale.row_bytes(DIM) / scale.row_items(DIM)
-    assert said.rotated == codec.startswith("iso")
+    assert said.rotated == formats.get(codec).rotated == codec.startswith("iso")
     assert said.bf16 == (codec == "bf16")
 
 

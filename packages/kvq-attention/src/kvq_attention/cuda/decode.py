@@ -22,9 +22,9 @@ from kvq_codecs import Encoded
 LOG2_E = 1.4426950408889634
 # Positions that the kernels' int32 counts, and steps beyond them; a longer window is none at all.
 WIDEST = 2**31 - 2**12
-MERGE_WARPS = (8, 4, 1)  # of a row's block
-MERGE_WAVES = 2  # of warps that still are faster than fewer of them
-MERGE_SUMS = 8  # that a row's chunks are summed up in
+MERGE_WARPS = (16, 8, 2, 1)  # of a block
+MERGE_RUN = 8  # chunks of a row that are summed up for themselves
+MERGE_WIDTH = 128  # values of a row that a block takes
 NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
@@ -80,7 +80,7 @@ def launch(
     pieces = max(1, chunks * groups)  # of a KV head; padding alone is blanked by a block, too
     alone = chunks == 1
     partial = None if alone else q.new_empty(pieces, kv_heads, rows, dim, dtype=torch.float32)
-    partial_lse = None if alone else q.new_empty(pieces, kv_heads, rows, dtype=torch.float32)
+    partial_lse = None if alone else q.new_empty(kv_heads, rows, pieces, dtype=torch.float32)
     given = arguments.Arguments(
         k=arguments.cache(k_cache),
         v=arguments.cache(v_cache),
@@ -116,13 +116,10 @@ def launch(
     blocks = max(min(kernels.resident, runs * kv_heads), -(-runs * kv_heads // shape.warps))
     kernels.decode.launch_beside((blocks,), shape.threads, kernels.shared_bytes, (given,))
     if not alone:
-        # One row a block: as many warps each as there is room for, for the same bits.
-        lines = num_tokens * q_heads
-        room = MERGE_WAVES * kernels.resident * shape.warps
-        warps = next(warps for warps in MERGE_WARPS if warps == 1 or lines * warps <= room)
-        kernels.merges[warps].launch_beside(
-            (lines,), warps * shapes.WARP, MERGE_SUMS * (dim + 1) * 4, (given,)
-        )
+        # As many warps as there may be while all blocks run at once, for the same bits.
+        parts = num_tokens * q_heads * -(-dim // MERGE_WIDTH)
+        merge = next((m for m in kernels.merges if parts <= m.resident), kernels.merges[-1])
+        merge.function.launch_beside((parts,), merge.threads, merge.shared_bytes, (given,))
     return out
 
 
@@ -140,19 +137,36 @@ def check(q: torch.Tensor, k_cache: Encoded, v_cache: Encoded) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Merge:
+    """The merge with so many threads a row.
+
+    Attributes
+    ----------
+    function : the kernel
+    threads, shared_bytes : of a block
+    resident : blocks that the device holds at once
+    """
+
+    function: Function
+    threads: int
+    shared_bytes: int
+    resident: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kernels:
     """What a call launches.
 
     Attributes
     ----------
     decode : the kernel of pieces
-    merges : those of their results, by warps a row
+    merges : those of their results, of more threads a row first
     shared_bytes : that a block of decode takes
     resident : blocks of decode that the device holds at once
     """
 
     decode: Function
-    merges: dict[int, Function]
+    merges: tuple[Merge, ...]
     shared_bytes: int
     resident: int
 
@@ -178,16 +192,22 @@ def load(
     """The kernels for a device, compiled when they are first asked for."""
     given = defines(k, v, dim, dtype, shape, softcap, one_tile)
     step = function(source("decode.cu", given), "decode", device)
-    merges = {
-        warps: function(
-            source("merge.cu", merge_defines(dim, dtype, shape, warps)), "merge", device
-        )
-        for warps in MERGE_WARPS
-    }
     shared_bytes = given["SET_SHARED_BYTES"]
     held = step.resident_blocks(shape.threads, shared_bytes)
-    found = torch.cuda.get_device_properties(device)
-    return Kernels(step, merges, shared_bytes, held * found.multi_processor_count)
+    held *= torch.cuda.get_device_properties(device).multi_processor_count
+    merges = tuple(load_merge(v, dim, dtype, shape.rows, n, device) for n in MERGE_WARPS)
+    return Kernels(step, merges, shared_bytes, held)
+
+
+def load_merge(
+    v: str, dim: int, dtype: torch.dtype, rows: int, warps: int, device: torch.device
+) -> Merge:
+    """The merge with so many warps a row for a device."""
+    made = function(source("merge.cu", merge_defines(v, dim, dtype, rows, warps)), "merge", device)
+    threads, shared_bytes = warps * shapes.WARP, merge_shared_bytes(dim, warps)
+    held = made.resident_blocks(threads, shared_bytes)
+    held *= torch.cuda.get_device_properties(device).multi_processor_count
+    return Merge(made, threads, shared_bytes, held)
 
 
 def sizes(k: str, v: str, dim: int) -> shapes.Sizes:
@@ -231,9 +251,21 @@ def defines(
     }
 
 
-def merge_defines(dim: int, dtype: torch.dtype, shape: shapes.Shape, warps: int) -> dict[str, Any]:
+def merge_defines(v: str, dim: int, dtype: torch.dtype, rows: int, warps: int) -> dict[str, Any]:
     """What the merge is compiled with."""
-    return {"SET_ROWS": shape.rows, "SET_WARPS": warps, **_common(dim, dtype)}
+    return {
+        "SET_ROWS": rows,
+        "SET_WARPS": warps,
+        "SET_RUN": MERGE_RUN,
+        "SET_ROTATED": int(formats.get(v).rotated),
+        **_common(dim, dtype),
+    }
+
+
+def merge_shared_bytes(dim: int, warps: int) -> int:
+    """Shared memory of a merge's block: sums of runs, and their weights."""
+    runs = -(-items.MOST_CHUNKS // MERGE_RUN)
+    return runs * (min(dim, MERGE_WIDTH) + 1) * 4 if warps > 1 else 0
 
 
 def _common(dim: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -29,6 +29,9 @@ TYPES = {
 # and the tables' bytes.
 TABLED = {"iso3": ("Iso3Tabled", 16 << 10), "iso4": ("Iso4Tabled", 32 << 10)}
 
+# Those that store rows turned by quaternions.
+ROTATED = ("iso3", "iso4")
+
 CONSTANTS = "formats/constants.cuh"  # the header that holds what `constants` says
 
 SCALES = ("scale", "row_scale")  # planes that are applied to scores and probabilities
@@ -47,6 +50,7 @@ class Format:
     codes : the plane that words are read from
     second : the plane of the codes' other bits or of their blocks' scales, if there is one
     scale : the plane of the scales that are applied to scores and probabilities, if there is one
+    rotated : whether values are stored turned by quaternions
     """
 
     type: str
@@ -56,6 +60,7 @@ class Format:
     codes: str
     second: str | None
     scale: str | None
+    rotated: bool
 
     @property
     def planes(self) -> tuple[str | None, str | None, str | None]:
@@ -72,7 +77,9 @@ def get(codec: str) -> Format:
     second = names.pop() if len(names) > 1 else None
     (codes,) = names
     tabled, table_bytes = TABLED.get(codec, (None, 0))
-    return Format(type, tabled, table_bytes, f"formats/{codec}.cuh", codes, second, scale)
+    header = f"formats/{codec}.cuh"
+    rotated = codec in ROTATED
+    return Format(type, tabled, table_bytes, header, codes, second, scale, rotated)
 
 
 def constants() -> str:

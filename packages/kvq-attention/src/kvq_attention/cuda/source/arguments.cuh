@@ -27,7 +27,7 @@ struct Arguments {
   const float* turns;  // quaternions [32, 4] of the rotated formats
   const float* sinks;  // [heads] or null
   float* partial;      // [pieces, KV heads, ROWS, DIM]; null where every request is one chunk
-  float* partial_lse;  // [pieces, KV heads, ROWS]
+  float* partial_lse;  // [KV heads, ROWS, pieces], pieces as many as `capacity`
   i32 num_pages, num_requests, num_tokens;
   i32 kv_heads, group;  // group: query heads a KV head
   i32 page_shift;       // log2 of tokens a page

@@ -3,6 +3,22 @@
 
 #include "scalar.cuh"
 
+// Floats that begin at a multiple of what they take, next to each other.
+template <int COUNT>
+DEVICE void load_floats(const float* at, float (&x)[COUNT]) {
+  const auto words = *reinterpret_cast<const Words<4 * COUNT>*>(at);
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) x[i] = as_float(words.word[i]);
+}
+
+template <int COUNT>
+DEVICE void store_floats(float* at, const float (&x)[COUNT]) {
+  Words<4 * COUNT> words;
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) words.word[i] = as_bits(x[i]);
+  *reinterpret_cast<Words<4 * COUNT>*>(at) = words;
+}
+
 // Eight numbers that begin at a multiple of 16 bytes.
 DEVICE void load_numbers(const void* numbers, i64 at, float (&x)[8]) {
   if constexpr (NUMBER == 0) {
@@ -33,5 +49,22 @@ DEVICE void store_number(void* numbers, i64 at, float value) {
   } else {
     const u32 bits = NUMBER == 1 ? pack_halves(value, 0.0f) : pack_bf16(value, 0.0f);
     static_cast<u16*>(numbers)[at] = u16(bits);
+  }
+}
+
+// Numbers that begin at a multiple of what they take, next to each other.
+template <int COUNT>
+DEVICE void store_numbers(void* numbers, i64 at, const float (&x)[COUNT]) {
+  if constexpr (COUNT == 1) {
+    store_number(numbers, at, x[0]);
+  } else if constexpr (NUMBER == 0) {
+    store_floats(static_cast<float*>(numbers) + at, x);
+  } else {
+    Words<2 * COUNT> words;
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+      words.word[i / 2] = NUMBER == 1 ? pack_halves(x[i], x[i + 1]) : pack_bf16(x[i], x[i + 1]);
+    }
+    *reinterpret_cast<Words<2 * COUNT>*>(static_cast<u16*>(numbers) + at) = words;
   }
 }

@@ -35,17 +35,20 @@ struct alignas(16) QueryRows {
   float power[ROWS];  // what a product is to be multiplied by
 };
 
-// A piece's rows as numbers: what lane l has of row l / LANES, eight values at a time.
+// A piece's rows as numbers: what lane l has of row l / LANES, eight values at a time; and the
+// quaternion of groups l and again TURNS behind, which only some formats turn rows by.
 template <int DIM, int ROWS>
 struct QueryValues {
   static constexpr int LANES = 32 / ROWS;
   static constexpr int PARTS = DIM / LANES / 8;
   float values[PARTS][8];
+  Quaternion quaternion;
 
   // Which value of the row a part begins with.
   DEVICE static int first_value(int part) { return (part * LANES + lane() % LANES) * 8; }
 
   DEVICE void load(const Arguments& a, const Piece& piece, const Line& line) {
+    quaternion = quaternion_of(a.turns, lane());
     const int query = shuffle(line.query, lane() / LANES);
     const int q_head = shuffle(line.q_head, lane() / LANES);
     const i64 begin = (piece.request.start + query) * a.q_token + q_head * a.q_head;
@@ -95,7 +98,9 @@ DEVICE void put_queries(QueryRows<DIM, ROWS>& shared, const Arguments& a,
         const float place = 1 << Format::place(j % Format::SPLIT);
         y[j] = rows.values[part][4 * quad + j] * (inverse / place);
       }
-      if (Format::ROTATED) turn(y, a.turns, value / 4 + quad, false);
+      if constexpr (Format::ROTATED) {
+        turn(y, shuffle(rows.quaternion, (value / 4 + quad) % TURNS));
+      }
 #pragma unroll
       for (int j = 0; j < 4; j += 2) {
         words.word[2 * quad + j / 2] =
