@@ -17,9 +17,9 @@ ROWS = (4, 8, 16)
 
 # Bytes that a thread's instructions reload of spilled registers, which lie outside the loop or once
 # in it. Which codecs, at head_dim 128, of keys or of values:
-SPILLED = {"q4_0": 12, "q6_0": 8, "q8_0": 20, "nvfp4": 12, "iso3": 12}
+SPILLED = {"q4_0": 12, "q8_0": 12, "nvfp4": 12, "iso3": 12}
 # and at 256, where the sums of 16 rows alone take 128 registers: of each up to
-WIDE_SPILLED = 48
+WIDE_SPILLED = 36
 # and of merges from compute capability 10.0 on
 MERGE_SPILLED = 24
 # Threads of a multiprocessor that merges are to have registers for
