@@ -45,6 +45,8 @@ WORDS = {
     "as_integer": "u32(shuffle_xor(i32(a), 16))",
     "as_fraction": "as_bits(shuffle(as_float(a), 7))",
     "found": "u32(any(a == 3))",
+    "counted": "u32(count_lanes(a % 2 == 1))",
+    "summed": "u32(sum_lanes(i32(a)))",
     "placed": "u32(lane() | warp() << 8 | block() << 16 | blocks() << 24)",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,11 @@ WINDOWS = (None, 1, 100, 5000)
 SIZES = (
     items.constants(),
     {
-        **{"ALONE_TOKENS": 64, "CHUNK_STEP": 32, "FINEST": 4},
+        **{"ALONE_TOKENS": 64, "CHUNK_STEP": 32, "SPREAD": 512},
         **{"SMALLEST_CHUNK": 32, "LARGEST_CHUNK": 96, "MOST_CHUNKS": 8},
     },
     {
-        **{"ALONE_TOKENS": 1024, "CHUNK_STEP": 128, "FINEST": 64},
+        **{"ALONE_TOKENS": 1024, "CHUNK_STEP": 128, "SPREAD": 2**18},
         **{"SMALLEST_CHUNK": 256, "LARGEST_CHUNK": 1024, "MOST_CHUNKS": 128},
     },
 )
@@ -45,13 +46,13 @@ extern "C" GLOBAL void cut_all(const i32* given, i32* out, int count, int reach,
   }
 }
 extern "C" GLOBAL void count_all(Arguments a, i32* out) {
-  const int pieces = count_pieces<SET_ROWS>(a, request_of_lane<SET_ROWS>(a, 0));
+  const int pieces = count_pieces<SET_ROWS>(a, pieces_of<SET_ROWS>(a, 0));
   if (lane() == 0) out[0] = pieces;
 }
 // For each piece: its request, those before, its chunks.
 extern "C" GLOBAL void find_all(Arguments a, i32* out, int total) {
   for (int begin = 0; begin < total; begin += 5) {
-    const Request first = request_of_lane<SET_ROWS>(a, 0);
+    const Pieces first = pieces_of<SET_ROWS>(a, 0);
     Cursor<SET_ROWS> cursor = find<SET_ROWS>(a, begin, first);
     for (int piece = begin; piece < total && piece < begin + 5; piece++) {
       cursor.advance(a, piece);
@@ -93,8 +94,8 @@ def lengths_of_interest(sizes: dict[str, int]) -> list[int]:
     random = np.random.default_rng(3)
     edges = {
         base * factor + d
-        for base in sizes.values()
-        for factor in (1, 2, sizes["FINEST"], sizes["MOST_CHUNKS"])
+        for base in (*sizes.values(), isqrt(sizes["SPREAD"] * sizes["SMALLEST_CHUNK"]))
+        for factor in (1, 2, 16, sizes["MOST_CHUNKS"])
         for d in (-1, 0, 1)
     }
     large = (2.0 ** random.uniform(10, 31, 500)).astype(np.int64).clip(1, LONGEST - 10**5)

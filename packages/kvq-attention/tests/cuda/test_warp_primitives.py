@@ -49,6 +49,16 @@ def test_any_finds_one_lane_of_its_own_warp(run: Run) -> None:
     np.testing.assert_array_equal(got, np.repeat((given == 3).any(1, keepdims=True), 32, 1))
 
 
+def test_a_warp_counts_and_sums_up_its_own_lanes(run: Run) -> None:
+    given = warps(12)
+    given[3], given[4] = 0, 1
+    counted = (given % 2).sum(1, dtype=np.uint32, keepdims=True)
+    summed = given.sum(1, dtype=np.uint32, keepdims=True)  # modulo 2^32
+    for name, wanted in (("counted", counted), ("summed", summed)):
+        got = words(run, name, given.ravel()).reshape(12, 32)
+        np.testing.assert_array_equal(got, np.repeat(wanted, 32, 1))
+
+
 def test_a_thread_knows_its_place(run: Run) -> None:
     thread = np.arange(5 * 128, dtype=np.uint32)
     wanted = thread % 32 | thread % 128 // 32 << 8 | thread // 128 << 16 | 5 << 24

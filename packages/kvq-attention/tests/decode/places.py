@@ -116,8 +116,7 @@ class Place:
             else:
                 for name in ("ALONE_TOKENS", "CHUNK_STEP", "SMALLEST_CHUNK", "LARGEST_CHUNK"):
                     patch.setattr(items, name, tokens)
-                for name in ("FINEST", "MOST_CHUNKS"):
-                    patch.setattr(items, name, most)
+                patch.setattr(items, "MOST_CHUNKS", most)
             yield
 
 

@@ -213,9 +213,18 @@ def load_merge(
 def sizes(k: str, v: str, dim: int) -> shapes.Sizes:
     """Of what a block goes through."""
     specs = [kvq_codecs.get(name).spec for name in (k, v)]
-    planes = 2 * max(len(spec.planes) for spec in specs)
+    rows = [{plane.name: plane.row_bytes(dim) for plane in spec.planes} for spec in specs]
+    lanes = 0
+    for name, row_bytes in zip((k, v), rows, strict=True):
+        # A tile's code rows are many runs of 16 bytes, its other planes' few.
+        codes = formats.get(name).codes
+        lanes += sum(
+            shapes.WARP if plane == codes else min(shapes.WARP, count * items.TILE // 16)
+            for plane, count in row_bytes.items()
+        )
+    token_bytes = sum(sum(row_bytes.values()) for row_bytes in rows)
     table_bytes = max(formats.get(name).table_bytes for name in (k, v))
-    return shapes.Sizes(dim, sum(spec.row_bytes(dim) for spec in specs), planes, table_bytes)
+    return shapes.Sizes(dim, token_bytes, lanes, table_bytes)
 
 
 def defines(
@@ -245,7 +254,6 @@ def defines(
         "SET_WARPS": shape.warps,
         "SET_SOFTCAP": int(softcap),
         "SET_ONE_TILE": int(one_tile),
-        "SET_PLANES": sizes(k, v, dim).planes // 2,
         "SET_SHARED_BYTES": shape.shared_bytes(sizes(k, v, dim)),
         **_common(dim, dtype),
     }

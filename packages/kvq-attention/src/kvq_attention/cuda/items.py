@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 # Part of what decides a result's last bits: they hold for every launch.
 ALONE_TOKENS = 1024  # a request that sees no more is one chunk
 CHUNK_STEP = 32  # chunks are multiples of it, and it is one of steps
-FINEST = 16  # chunks that a sequence is cut into while they are between the two sizes below
-SMALLEST_CHUNK = 256
+# A chunk is as large a part of its sequence as the sequence is of so many tokens, between the two
+# sizes below. A short sequence takes as long as a piece does, so that pieces are to be small; of
+# long ones, which fill a GPU, each piece costs as much as its results' way through memory.
+SPREAD = 2**17
+SMALLEST_CHUNK = 128
 LARGEST_CHUNK = 1024
 MOST_CHUNKS = 256  # of longer sequences chunks grow
 TILE = 16  # tokens of a tensor-core product
@@ -17,7 +22,7 @@ def constants() -> dict[str, int]:
     return {
         "ALONE_TOKENS": ALONE_TOKENS,
         "CHUNK_STEP": CHUNK_STEP,
-        "FINEST": FINEST,
+        "SPREAD": SPREAD,
         "SMALLEST_CHUNK": SMALLEST_CHUNK,
         "LARGEST_CHUNK": LARGEST_CHUNK,
         "MOST_CHUNKS": MOST_CHUNKS,
@@ -34,5 +39,6 @@ def most_chunks(reach: int, window: int | None, queries: int) -> int:
         visible = min(reach, window + queries + TILE)
     if visible <= ALONE_TOKENS:
         return 1
-    small = -(-min(visible, FINEST * SMALLEST_CHUNK) // SMALLEST_CHUNK)
+    # Of sequences whose chunks are the smallest, the longest has most.
+    small = -(-min(visible, isqrt(SPREAD * SMALLEST_CHUNK)) // SMALLEST_CHUNK)
     return min(max(small, -(-visible // LARGEST_CHUNK)), MOST_CHUNKS)

@@ -29,13 +29,13 @@ class Sizes:
     ----------
     dim : values a row
     token_bytes : K and V of one token and KV head
-    planes : of K and V, as many of one as of the other
+    lanes : that copy bytes of K's and V's planes, in all
     table_bytes : of the table that codes can be looked up in; 0 = there is none
     """
 
     dim: int
     token_bytes: int
-    planes: int
+    lanes: int
     table_bytes: int = 0
 
 
@@ -73,7 +73,7 @@ class Shape:
         """
         table = TABLE_FROM + sizes.table_bytes if self.tabled else 0
         ring = self.stages * self.tiles * TILE * sizes.token_bytes
-        addresses = sizes.planes * WARP * 8
+        addresses = -(-(sizes.lanes + WARP) // 2) * 16
         columns = -(-self.rows // LINES)
         queries = -(-self.rows * ((sizes.dim + 8) * 2 + 4) // 16) * 16
         if self.tiles > 1 or columns > 1:  # which operands of products take the place of

@@ -28,6 +28,10 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     lost |= first < last;
     first = last = 0;  // no tokens: none, or all beyond the page table
   }
+  const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
+  Walk walk{reinterpret_cast<const i32*>(table), first, last, (last - first - 1) / TILE + 1};
+  // What comes before the first pages are needed takes the time until they are known.
+  if (first < last) walk.find(a, 0);
   const Line line = line_of<ROWS>(a, piece);
   if (lane() < ROWS) shared.lines[lane()] = line;
   sync_warp();
@@ -39,15 +43,13 @@ DEVICE void walk_pieces(Shared& shared, const Arguments& a, const Piece& piece, 
     sync_warp();  // the lines have been read
     return;
   }
-  const u64 table = kept(reinterpret_cast<u64>(a.page_table + index * a.table_row));
-  Walk walk{reinterpret_cast<const i32*>(table), first, last, divided_up(last - first, TILE)};
-  walk.find(a, 0);
   QueryValues<DIM, ROWS> values;
   values.load(a, piece, line);
-  walk.begin(a);
-  choose_rows(shared, a, piece.head);
+  choose_rows<false>(shared, a.k, piece.head);
+  choose_rows<true>(shared, a.v, piece.head);
   const Lane mine = lane_of(shared);
   sync_warp();
+  walk.begin(a);
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
     walk.copy(shared, mine, mine.ring + i * STAGE_BYTES, i * TILES, a);
@@ -121,17 +123,18 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
     Tabled::fill_table(known_address(0), 32 * warp() + lane(), 32 * WARPS);
     sync_block();
   }
-  wait_for_earlier();
-  launch_dependents();
   const int mine = WARPS > 1 ? warp() : 0;
   u8* memory = kept_shared(shared_memory() + TABLE_BYTES + mine * int(sizeof(Shared)));
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   // Neighbours go through the same tokens of neighbouring KV heads, whose rows share memory pages.
-  const int index = mine * blocks() + block();
-  const int head = index % a.kv_heads, run = index / a.kv_heads;
-  const Request first = request_of_lane<ROWS>(a, 0);
+  const u32 index = mine * blocks() + block(), heads = a.kv_heads;
+  const int run = kept(index / heads), most_runs = kept(u32(blocks() * WARPS) / heads);
+  const int head = index - run * heads;
+  wait_for_earlier();
+  launch_dependents();
+  const Pieces first = pieces_of<ROWS>(a, 0);
   const int total = smaller(count_pieces<ROWS>(a, first), a.capacity);
-  const int runs = smaller(blocks() * WARPS / a.kv_heads, larger(total, 1));
+  const int runs = smaller(most_runs, larger(total, 1));
   // Every run has an equal number of pieces, within one.
   const int each = u32(total) / u32(runs), more = total - each * runs;
   int number = run * each + smaller(run, more);
@@ -142,7 +145,9 @@ extern "C" GLOBAL void LAUNCH_BOUNDS(32 * WARPS, BLOCKS) decode(Arguments a) {
       cursor.advance(a, number);
       const int chunks = cursor.request.chunks.count;
       const int local = number - cursor.before;
-      const int group = u32(local) / u32(chunks), chunk = local - group * chunks;
+      // Mostly there is one group; a division would take longer than to ask.
+      const int group = local < chunks ? 0 : u32(local) / u32(chunks);
+      const int chunk = local - group * chunks;
       const int count = smaller(end - number, chunks - chunk);
       const Piece piece{cursor.request, group * ROWS, head};
       walk_pieces(shared, a, piece, cursor.index, number, chunk, count);

@@ -12,7 +12,7 @@
 constexpr int TILE = 16;  // tokens a tensor-core product takes
 
 template <class T>
-DEVICE T smaller(T a, T b) {
+DEVICE constexpr T smaller(T a, T b) {
   return a < b ? a : b;
 }
 template <class T>
@@ -32,7 +32,9 @@ DEVICE Cut cut(int queries, int length, int reach, int window) {
   const int visible = larger(smaller(length, reach) - first, 1);
   int size = ALONE_TOKENS;
   if (visible > ALONE_TOKENS) {
-    size = divided_up(visible, FINEST * CHUNK_STEP) * CHUNK_STEP;
+    // The square of up to 2^15 tokens, of which a chunk is as large as can be.
+    const int tokens = smaller(visible, 1 << 15);
+    size = divided_up(tokens * tokens, SPREAD * CHUNK_STEP) * CHUNK_STEP;
     size = smaller(larger(size, SMALLEST_CHUNK), LARGEST_CHUNK);
     size = larger(size, divided_up(visible, MOST_CHUNKS * CHUNK_STEP) * CHUNK_STEP);
   }
@@ -57,12 +59,6 @@ DEVICE Request request_at(const Arguments& a, int index) {
   return r;
 }
 
-// The sum over a warp's lanes.
-DEVICE int sum_lanes(int value) {
-  for (int mask = 16; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
-  return value;
-}
-
 // Request index + l of each lane l; one without pieces behind the last.
 template <int ROWS>
 DEVICE Request request_of_lane(const Arguments& a, int index) {
@@ -77,12 +73,36 @@ DEVICE Request shuffle(const Request& r, int source) {
            shuffle(r.chunks.count, source)}};
 }
 
-// Pieces of one KV head, of all requests; `mine` is of lane l's among the first 32.
+// Of 32 requests of the batch lane l's, and the pieces of a KV head of those up to it.
+struct Pieces {
+  Request mine;
+  int up_to;
+
+  DEVICE int all() const { return shuffle(up_to, 31); }
+};
+
+// Of requests from `index` on.
 template <int ROWS>
-DEVICE int count_pieces(const Arguments& a, const Request& mine) {
-  int pieces = mine.pieces;
-  for (int i = lane() + 32; i < a.num_requests; i += 32) pieces += request_at<ROWS>(a, i).pieces;
-  return sum_lanes(pieces);
+DEVICE Pieces pieces_of(const Arguments& a, int index) {
+  const Request mine = request_of_lane<ROWS>(a, index);
+  int up_to = mine.pieces;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = shuffle(up_to, lane() - step);
+    if (lane() >= step) up_to += other;
+  }
+  return {mine, up_to};
+}
+
+// Pieces of one KV head, of all requests; `first` are of the first ones.
+template <int ROWS>
+DEVICE int count_pieces(const Arguments& a, const Pieces& first) {
+  int pieces = 0;
+  if (a.num_requests > 32) {
+    for (int i = lane() + 32; i < a.num_requests; i += 32) pieces += request_at<ROWS>(a, i).pieces;
+    pieces = sum_lanes(pieces);
+  }
+  return pieces + first.all();
 }
 
 // Where a walk over the pieces stands: a request and the pieces of those before it.
@@ -100,25 +120,19 @@ struct Cursor {
   }
 };
 
-// The walk's beginning, among 32 requests at a time; `mine` is of lane l's among the first ones.
+// The walk's beginning, among 32 requests at a time; `pieces` are of the first ones.
 template <int ROWS>
-DEVICE Cursor<ROWS> find(const Arguments& a, int piece, Request mine) {
+DEVICE Cursor<ROWS> find(const Arguments& a, int piece, Pieces pieces) {
   int index = 0, before = 0;
   for (;;) {
-    int up_to = mine.pieces;  // pieces of lanes up to this one
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = shuffle(up_to, lane() - step);
-      if (lane() >= step) up_to += other;
-    }
-    const int here = shuffle(up_to, 31);
+    const int here = pieces.all();
     if (piece < before + here || index + 32 >= a.num_requests) {
-      const int passed = sum_lanes(up_to <= piece - before) % 32;
-      const Request found = shuffle(mine, passed);
-      return {index + passed, before + shuffle(up_to, passed) - found.pieces, found};
+      const int passed = count_lanes(pieces.up_to <= piece - before) % 32;
+      const Request found = shuffle(pieces.mine, passed);
+      return {index + passed, before + shuffle(pieces.up_to, passed) - found.pieces, found};
     }
     before += here;
     index += 32;
-    mine = request_of_lane<ROWS>(a, index);
+    pieces = pieces_of<ROWS>(a, index);
   }
 }

@@ -8,7 +8,22 @@
 #include "store.cuh"
 
 // The planes of K or of V.
-enum { CODES, SCALE, SECOND };
+enum { CODES, SCALE, SECOND, PLANES };
+
+// Lanes that copy a tile's bytes of a plane: each knows where its own begin.
+template <bool VALUES, int PLANE, class L = Pick<VALUES, ValueLayout, KeyLayout>>
+constexpr int LANES = PLANE == CODES ? 32 : smaller(32, PLANE == SCALE ? L::SCALE : L::SECOND);
+
+// Where those of a plane are written down: behind those of the planes before, and values' behind
+// all keys'.
+template <bool VALUES, int PLANE>
+constexpr int FROM_AT = FROM_AT<VALUES, PLANE - 1> + LANES<VALUES, PLANE - 1>;
+template <>
+constexpr int FROM_AT<false, CODES> = 0;
+template <>
+constexpr int FROM_AT<true, CODES> = FROM_AT<false, PLANES>;
+
+constexpr int FROM = FROM_AT<true, PLANES> + 32;  // lanes that copy nothing read on
 
 // Positions: behind the last token of the walk; up to `whole` every row sees all, and from `inside`
 // on in a window.
@@ -19,7 +34,7 @@ struct alignas(16) Limits {
 // Of a warp; tiles begin at multiples of 128 bytes, so that warps do.
 struct alignas(WARPS > 1 ? 128 : 16) Shared {
   u8 ring[STAGES * STAGE_BYTES];
-  u64 from[2][SET_PLANES][32];    // where a lane's bytes of page 0's first tile begin, of K and V
+  u64 from[FROM];                 // where a lane's bytes of page 0's first tile begin, of K and V
   Words<16> page_bytes[2];        // that pages of a plane are apart
   Words<16> value_offsets;        // offsets_operand
   Limits limits;
@@ -51,19 +66,17 @@ DEVICE Lane lane_of(Shared& shared) {
   return {shared.ring, copied_key, copied_value, key, value, kept(lane() * 16)};
 }
 
-// Writes down where each lane's bytes begin.
-DEVICE void choose_rows(Shared& shared, const Arguments& a, int head) {
-#pragma unroll
-  for (int v = 0; v < 2; v++) {
-    const Cache& cache = v ? a.v : a.k;
-#pragma unroll
-    for (int plane = 0; plane < SET_PLANES; plane++) {
-      const Plane& rows =
-          plane == CODES ? cache.codes : plane == SCALE ? cache.scale : cache.second;
+// Writes down where each lane's bytes of keys or of values begin, of a plane and those behind it.
+template <bool VALUES, int PLANE = CODES>
+DEVICE void choose_rows(Shared& shared, const Cache& cache, int head) {
+  if constexpr (PLANE < PLANES) {
+    const Plane& rows = PLANE == CODES ? cache.codes : PLANE == SCALE ? cache.scale : cache.second;
+    if (lane() < LANES<VALUES, PLANE>) {
       const u8* begin = rows.data + u64(rows.head) * u32(head) + lane() * 16;
-      shared.from[v][plane][lane()] = reinterpret_cast<u64>(begin);
-      if (lane() == plane) shared.page_bytes[v].word[plane] = rows.page;
+      shared.from[FROM_AT<VALUES, PLANE> + lane()] = reinterpret_cast<u64>(begin);
+      if (lane() == 0) shared.page_bytes[VALUES].word[PLANE] = rows.page;
     }
+    choose_rows<VALUES, PLANE + 1>(shared, cache, head);
   }
 }
 
@@ -118,18 +131,16 @@ struct Walk {
     // Strides come from memory with what they are added to: were they at hand before, the compiler
     // would multiply first and take three instructions for each sum.
     const Words<16> page_bytes = shared.page_bytes[VALUES];
-    u64 from[SET_PLANES];
-#pragma unroll
-    for (int plane = 0; plane < SET_PLANES; plane++) {
-      from[plane] = shared.from[VALUES][plane][lane()];
-    }
+    u64 from[PLANES] = {shared.from[FROM_AT<VALUES, CODES> + lane()]};
+    if (LANES<VALUES, SCALE> > 0) from[SCALE] = shared.from[FROM_AT<VALUES, SCALE> + lane()];
+    if (LANES<VALUES, SECOND> > 0) from[SECOND] = shared.from[FROM_AT<VALUES, SECOND> + lane()];
     copy_tiles<VALUES, 0>(mine, stage, linear, tile, from, page_bytes.word, a);
   }
 
   // Begins to copy tile T of a step and those behind it.
   template <bool VALUES, int T>
   DEVICE void copy_tiles(const Lane& mine, u8* stage, u8* linear, int tile,
-                         const u64 (&from)[SET_PLANES], const u32 (&page_bytes)[4],
+                         const u64 (&from)[PLANES], const u32 (&page_bytes)[4],
                          const Arguments& a) const {
     using L = Pick<VALUES, ValueLayout, KeyLayout>;
     if constexpr (T < TILES) {

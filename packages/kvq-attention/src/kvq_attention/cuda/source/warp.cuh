@@ -95,6 +95,30 @@ DEVICE bool any(bool condition) {
 #endif
 }
 
+// In how many lanes the condition holds.
+DEVICE int count_lanes(bool condition) {
+#ifdef __CUDACC__
+  return __popc(__ballot_sync(~0u, condition));
+#else
+  const emulator::Operands* lanes = emulator::meet_warp("count_lanes", {{condition}});
+  int found = 0;
+  for (int i = 0; i < 32; i++) found += lanes[i].words[0];
+  return found;
+#endif
+}
+
+// The sum over a warp's lanes.
+DEVICE int sum_lanes(int value) {
+#ifdef __CUDACC__
+  return __reduce_add_sync(~0u, value);
+#else
+  const emulator::Operands* lanes = emulator::meet_warp("sum_lanes", {{u32(value)}});
+  u32 sum = 0;
+  for (int i = 0; i < 32; i++) sum += lanes[i].words[0];
+  return sum;
+#endif
+}
+
 // What another lane gave.
 template <class T>
 DEVICE T shuffle(T value, int source) {
