@@ -16,10 +16,10 @@ PLAIN, REST = (80, 90), (86, 89, 100, 120)
 ROWS = (4, 8, 16)
 
 # Bytes that a thread's instructions reload of spilled registers, which lie outside the loop or once
-# in it. Which codecs, at head_dim 128, of keys or of values:
-SPILLED = {"q4_0": 12, "q8_0": 12, "nvfp4": 12, "iso3": 12}
+# in it. Which codecs, at head_dim 128; a pair may reload both's:
+SPILLED = {"q4_0": 12, "q8_0": 12, "nvfp4": 12, "iso3": 12, "iso4": 8}
 # and at 256, where the sums of 16 rows alone take 128 registers: of each up to
-WIDE_SPILLED = 36
+WIDE_SPILLED = 28
 # and of merges from compute capability 10.0 on
 MERGE_SPILLED = 24
 # Threads of a multiprocessor that merges are to have registers for
@@ -88,7 +88,7 @@ def test_few_registers_are_spilled(kernels: list[Compiled]) -> None:
             continue
         known = 0
         if job.dim == 128:
-            known = max(SPILLED.get(name, 0) for name in (job.k, job.v))
+            known = sum(SPILLED.get(name, 0) for name in {job.k, job.v})
         if job.dim == 256 and c.rows == 16:
             known = WIDE_SPILLED
         assert taken.spill_load_bytes <= known, c
