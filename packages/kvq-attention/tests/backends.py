@@ -47,6 +47,13 @@ def module(name: str, calls: list[str], unavailable: str | None = None) -> Modul
     return made
 
 
+def without(monkeypatch: pytest.MonkeyPatch, backend: str, op: str) -> None:
+    """The backend has no row of the op."""
+    rows = tuple(row for row in support.SUPPORT if (row.backend, row.op) != (backend, op))
+    assert len(rows) < len(support.SUPPORT)
+    monkeypatch.setattr(support, "SUPPORT", rows)
+
+
 @pytest.fixture
 def third(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A backend more, preferred by auto: rows and a module. Returns the calls it gets."""

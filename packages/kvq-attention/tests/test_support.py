@@ -13,7 +13,7 @@ from kvq_attention import SUPPORT, UnsupportedError, claims, launches, ops, supp
 from kvq_attention.needs import Need
 
 from . import invented
-from .backends import ASKED, ON_GPU
+from .backends import ASKED, ON_GPU, without
 from .scene import TIER, Geometry, build
 
 
@@ -33,8 +33,15 @@ def test_the_reference_serves_everything_everywhere() -> None:
             assert str(choice) == "reference"
 
 
-def test_auto_takes_triton_where_it_runs_and_says_what_it_lacks(gpu: Any) -> None:
-    choice = support.choose(**ON_GPU, features=["gqa", "window", "softcap", "sinks"])
+def test_auto_takes_triton_where_it_runs_and_says_what_it_lacks(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**ON_GPU, "features": ["gqa", "window", "softcap", "sinks"]}
+    choice = support.choose(**asked)
+    assert choice.by_op() == dict.fromkeys(support.MODEL_OPS, "triton")
+    assert str(choice) == "triton" and choice.passed_over == ()
+    without(monkeypatch, "triton", "extend")
+    choice = support.choose(**asked)
     assert choice.by_op() == {"store": "triton", "decode": "triton", "extend": "reference"}
     assert str(choice) == "triton for store and decode, reference for extend"
     assert choice.passed_over == ("triton lacks extend",)
@@ -49,8 +56,14 @@ def test_auto_never_takes_the_interpreter(gpu: Any) -> None:
     assert support.pick("triton", [need]) == "triton"
 
 
-def test_p066_a_backend_that_cannot_run_is_named_with_the_reason(gpu: Any) -> None:
+def test_p066_a_backend_that_cannot_run_is_named_with_the_reason(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu("the driver is too old")
+    assert support.choose(**ON_GPU).passed_over == (
+        "triton cannot run on cuda: the driver is too old",
+    )
+    without(monkeypatch, "triton", "extend")
     choice = support.choose(**ON_GPU)
     assert str(choice) == "reference"
     reason = "triton cannot run on cuda: the driver is too old"
@@ -79,7 +92,12 @@ def test_p066_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         support.unavailable("triton", "cuda")
 
 
-def test_a_named_backend_serves_the_whole_model_or_is_refused(gpu: Any) -> None:
+def test_a_named_backend_serves_the_whole_model_or_is_refused(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choice = support.choose("triton", **ON_GPU)
+    assert str(choice) == "triton" and choice.passed_over == ()
+    without(monkeypatch, "triton", "extend")
     with pytest.raises(
         UnsupportedError,
         match=r"^triton lacks extend; backends that can: reference; "
@@ -105,7 +123,7 @@ def test_p086_sizes_without_kernels_are_told_before_anything_runs(
     choice = support.choose(**asked)
     assert str(choice) == "reference"
     (said,) = choice.passed_over
-    assert re.match(f"triton lacks store and decode for {why}", said)
+    assert re.match(f"triton lacks store, decode and extend for {why}", said)
     with pytest.raises(UnsupportedError, match=f"triton lacks .* for {why}.*can: reference$"):
         support.choose("triton", **asked)
 
@@ -115,7 +133,7 @@ def test_p086_sizes_without_kernels_are_told_before_anything_runs(
 def test_p057_every_page_size_is_served_for_every_codec(
     gpu: Any, codec: str, page_tokens: int
 ) -> None:
-    for op in ("store", "decode"):
+    for op in support.MODEL_OPS:
         need = Need(op, codec, codec, 128, 128, page_tokens, "cuda")
         if page_tokens in (1, 256):
             with pytest.raises(UnsupportedError, match=f"{op} for page_tokens {page_tokens} "):
@@ -130,7 +148,9 @@ def test_a_model_whose_layers_differ_gets_backends_that_serve_all(gpu: Any) -> N
         own = (invented.SPEC.name, "q8_0")
         choice = support.choose(**{**ON_GPU, "formats": [("q8_0", "q4_0"), own]})
         assert str(choice) == "reference"
-        assert "store and decode for codec invented_5_bit (has fp32, " in choice.passed_over[0]
+        assert (
+            "store, decode and extend for codec invented_5_bit (has fp32, " in choice.passed_over[0]
+        )
     finally:
         kvq_codecs.unregister(invented.SPEC.name)
 
@@ -236,7 +256,7 @@ def test_a_named_backend_is_refused_with_those_that_can(
     asked = {**ASKED, **change}
     with pytest.raises(UnsupportedError, match=f"{said}.*can: .*reference"):
         support.choose("third", **asked)
-    assert support.choose("auto", **asked).extend == "reference"
+    assert support.choose("auto", **asked).extend != "third"
     assert third == []
 
 

@@ -13,16 +13,21 @@ import torch
 from kvq_attention import UnsupportedError, claims, crossovers, launches, ops, support
 from kvq_attention.needs import Need, Row
 
-from .backends import ASKED, ON_GPU, module
+from .backends import ASKED, ON_GPU, module, without
 from .scene import TIER, Geometry, build
 
 
-def test_a_backend_may_be_asked_for_op_by_op(gpu: Any) -> None:
+def test_a_backend_may_be_asked_for_op_by_op(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     auto = dict.fromkeys(support.OPS, "auto")
     assert support.asked("auto") == auto
     assert support.asked("triton") == dict.fromkeys(support.OPS, "triton")
     named = {"decode": "triton", "store": "reference"}
     assert support.asked("decode=triton,store=reference") == {**auto, **named}
+    choice = support.choose("store=reference", **ON_GPU)
+    assert str(choice) == "reference for store, triton for decode and extend"
+    assert choice.passed_over == ()
+    assert support.choose("extend=triton", **ON_GPU).extend == "triton"
+    without(monkeypatch, "triton", "extend")
     choice = support.choose("store=reference", **ON_GPU)
     assert choice.by_op() == {"store": "reference", "decode": "triton", "extend": "reference"}
     assert choice.passed_over == ("triton lacks extend",)
@@ -74,7 +79,8 @@ def test_an_operation_must_be_one_that_the_caller_has() -> None:
     assert support.named("triton") == support.named("auto") == {}
 
 
-def test_every_operation_that_is_refused_is_told(gpu: Any) -> None:
+def test_every_operation_that_is_refused_is_told(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch, "triton", "extend")
     with pytest.raises(
         UnsupportedError,
         match=r"^decode: cuda cannot run on cuda: no CuPy; backends that can: triton, reference; "
@@ -97,7 +103,10 @@ def test_without_a_call_or_a_format_there_is_nothing_to_find() -> None:
             support.choose(backend, **{**ASKED, "formats": []})
 
 
-def test_a_backend_of_some_ops_is_refused_with_how_to_ask_for_them(gpu: Any) -> None:
+def test_a_backend_of_some_ops_is_refused_with_how_to_ask_for_them(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, "triton", "extend")
     with pytest.raises(
         UnsupportedError,
         match=r"that can: reference; store=triton,decode=triton takes what it has$",
@@ -134,12 +143,12 @@ def test_cuda_decodes_only_and_is_asked_for_by_name(
     monkeypatch.setitem(sys.modules, "nowhere", module("nowhere", []))
     with pytest.raises(
         UnsupportedError,
-        match=r"^cuda lacks store and extend; backends that can: reference; decode=cuda takes what",
+        match=r"^cuda lacks store and extend; backends that can: triton, reference; decode=cuda tak",
     ):
         support.choose("cuda", **ON_GPU)
     assert support.choose(**ON_GPU).decode == "triton"
     choice = support.choose("decode=cuda", **ON_GPU, features=["gqa"], group=16)
-    assert str(choice) == "triton for store, cuda for decode, reference for extend"
+    assert str(choice) == "triton for store and extend, cuda for decode"
     with pytest.raises(UnsupportedError, match=r"^decode: cuda lacks decode for 17 query heads a "):
         support.choose("decode=cuda", **ON_GPU, features=["gqa"], group=17)
 
@@ -186,7 +195,7 @@ def test_queries_of_float64_or_of_nobody_knows_what(cuda: None) -> None:
     asked = {**ON_GPU, "dtype": torch.float64}
     assert str(support.choose(**asked)) == "reference"
     with pytest.raises(
-        UnsupportedError, match="triton lacks store and decode with float64; extend"
+        UnsupportedError, match="triton lacks store, decode and extend with float64; "
     ):
         support.choose("triton", **asked)
     need = Need("decode", "bf16", "q8_0", 64, 64, 16, "cuda")

@@ -41,10 +41,27 @@ def normalize(tiles, HEADS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: tl.constex
     Scaling is exact; it keeps what float32 and bf16 hold within fp16's range. Returns the rows
     and the powers [16] they were divided by.
     """
+    return divided(tiles, over_blocks(largest(tiles, SPLIT), HEADS), SPLIT, DTYPE)
+
+
+@triton.jit
+def to_powers(tiles, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
+    """As `normalize`, of any number of rows, each scaled for itself."""
+    return divided(tiles, largest(tiles, SPLIT), SPLIT, DTYPE)
+
+
+@triton.jit
+def largest(tiles, SPLIT: tl.constexpr):
+    """The largest magnitude of each row."""
     top = tl.max(tl.abs(tiles[0]), 1)
     for i in tl.static_range(1, SPLIT):
         top = tl.maximum(top, tl.max(tl.abs(tiles[i]), 1))
-    top = over_blocks(top, HEADS)
+    return top
+
+
+@triton.jit
+def divided(tiles, top, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
+    """Rows divided by the power of two of `top`, in DTYPE, and those powers."""
     exponent = (top.to(tl.int32, bitcast=True) >> 23) & 0xFF
     exponent = tl.minimum(tl.maximum(exponent, 1), 253)
     inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)

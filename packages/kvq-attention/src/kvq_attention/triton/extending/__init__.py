@@ -1,0 +1,1 @@
+"""Extend: attention over a step's own keys and values and the packed tokens before them."""

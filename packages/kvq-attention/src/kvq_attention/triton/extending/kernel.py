@@ -1,0 +1,285 @@
+"""The extend kernel: a tile of query rows over its request's packed past and own tokens.
+
+Many rows share each tile of the past, so its scales of blocks multiply the decoded tile: repeating
+the rows once a block, as decode does, would repeat the products. After the past the sums are put in
+the order of whole rows (and turned back), for the own tokens need no splitting.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kvq_attention.triton.attend import blank_padding
+from kvq_attention.triton.extending.items import parting, partings
+from kvq_attention.triton.extending.own import own_step, passed_on
+from kvq_attention.triton.extending.past import past_step
+from kvq_attention.triton.extending.results import store_means, store_part
+from kvq_attention.triton.queries import load_queries, to_powers
+from kvq_attention.triton.rotation import turn
+from kvq_attention.triton.softmax import LOWEST
+
+# Integers that grow or differ from call to call: kernels are not compiled anew for them.
+VARYING = [
+    *("q_token", "q_head", "out_token", "out_head", "table_row"),
+    *("num_pages", "num_requests", "num_tokens"),
+    *("capacity", "reach", "window"),
+]
+
+
+@triton.jit(do_not_specialize=VARYING)
+def attend_new(
+    q,
+    k,
+    v,
+    k_planes,
+    v_planes,
+    query_offsets,
+    seq_lens,
+    page_table,
+    out,
+    partial,
+    partial_lse,
+    sinks,
+    turns,
+    out_token,
+    out_head,
+    k_pages,
+    v_pages,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    table_row,
+    num_pages,
+    num_requests,
+    num_tokens,
+    capacity,
+    reach,
+    window,
+    past_scale,
+    own_scale,
+    softcap,
+    LOAD_K: tl.constexpr,
+    LOAD_V: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_COLUMNS: tl.constexpr,
+    V_COLUMNS: tl.constexpr,
+    K_SPLIT: tl.constexpr,
+    V_SPLIT: tl.constexpr,
+    K_DTYPE: tl.constexpr,
+    V_DTYPE: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    K_WORD: tl.constexpr,
+    V_WORD: tl.constexpr,
+    K_ROTATED: tl.constexpr,
+    V_ROTATED: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+    V_FACTOR: tl.constexpr,
+    OWN_K_DTYPE: tl.constexpr,
+    OWN_V_DTYPE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PARTED: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Results out [tokens, heads, V_DIM] of all requests but those that are cut into parts.
+
+    Of these, PARTED: partial results float32 [rows, KV_HEADS, V_DIM] and log2 of their weights. A
+    program takes an item of one KV head. Planes, page strides and STRIDES are as in decode.
+    past_scale and own_scale turn a product into a score in base 2 (before the soft cap: in base e).
+    """
+    head = tl.program_id(1)
+    if head == 0:
+        blank_padding(
+            out,
+            out_token,
+            out_head,
+            query_offsets,
+            num_requests,
+            num_tokens,
+            KV_HEADS * GROUP,
+            V_DIM,
+        )
+    items, partial_rows = partings(
+        query_offsets,
+        seq_lens,
+        num_requests,
+        reach,
+        window,
+        WINDOW,
+        GROUP,
+        ROWS,
+        TOKENS,
+        PARTED,
+        REQUESTS,
+    )
+    ends = tl.cumsum(items, 0)
+    # The last rows of a request have most to do, so they are begun first.
+    item = tl.sum(items, 0) - 1 - tl.program_id(0)
+    if item >= 0:
+        request = tl.sum((ends <= item).to(tl.int32), 0)
+        before = tl.arange(0, REQUESTS) < request
+        item -= tl.sum(tl.where(before, items, 0), 0)
+        start = tl.load(query_offsets + request)
+        queries = tl.load(query_offsets + request + 1) - start
+        length = tl.load(seq_lens + request)
+        first, size, tiles, parts = parting(
+            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, PARTED
+        )
+        part = item // tiles
+        first_line = item % tiles * ROWS
+        past = tl.maximum(length - queries, 0)
+        begin = first + part * size
+        last = tl.minimum(tl.minimum(past, reach), begin + size)
+
+        line = first_line + tl.arange(0, ROWS)
+        query = line // GROUP
+        asked = (query < queries) & (start + query < num_tokens)
+        position = past + query
+        heads = head * GROUP + line % GROUP
+        token = (start + query).to(tl.int64)
+        q_row = q + token * q_token + heads.to(tl.int64) * q_head
+        lowest = begin
+        if WINDOW:
+            lowest = tl.maximum(past + first_line // GROUP - window + 1, begin)
+            begin += tl.maximum(lowest - begin, 0) // TOKENS * TOKENS
+
+        asking = load_queries(q_row, asked, line, K_DIM, K_COLUMNS, K_SPLIT, 0)
+        SCALED: tl.constexpr = tl.float32 if K_ROTATED else K_DTYPE
+        asking, power = to_powers(asking, K_SPLIT, SCALED)
+        if K_ROTATED:
+            asking = turn(asking, turns, K_COLUMNS, K_SPLIT, False, K_DTYPE)
+        table = page_table + request.to(tl.int64) * table_row
+        sums = ()
+        for _ in tl.static_range(V_SPLIT):
+            sums = sums + (tl.zeros([ROWS, V_COLUMNS], tl.float32),)
+        top = tl.full([ROWS], LOWEST, tl.float32)
+        state = (top, tl.zeros([ROWS], tl.float32), sums, tl.zeros([TOKENS], tl.int32))
+        whole = begin
+        if not WINDOW:
+            whole = begin + tl.maximum(last - begin, 0) // TOKENS * TOKENS
+        # Whole tiles need no masks; in a window there are none.
+        for masked in tl.static_range(1 if WINDOW else 0, 2):
+            for at in tl.range(
+                whole if masked else begin,
+                last if masked else whole,
+                TOKENS,
+                num_stages=STAGES if WINDOW or not masked else 1,
+            ):
+                state = past_step(
+                    at,
+                    state,
+                    asking,
+                    power * past_scale,
+                    position,
+                    table,
+                    head,
+                    lowest,
+                    last,
+                    k_planes,
+                    v_planes,
+                    k_pages,
+                    v_pages,
+                    num_pages,
+                    softcap,
+                    window,
+                    masked,
+                    LOAD_K,
+                    LOAD_V,
+                    K_DIM,
+                    V_DIM,
+                    K_COLUMNS,
+                    V_COLUMNS,
+                    K_SPLIT,
+                    V_SPLIT,
+                    K_DTYPE,
+                    V_DTYPE,
+                    K_SCALES,
+                    V_SCALES,
+                    K_WORD,
+                    V_WORD,
+                    K_STRIDES,
+                    V_STRIDES,
+                    ROWS,
+                    PAGE,
+                    TOKENS,
+                    WINDOW,
+                    SOFTCAP,
+                    ASM,
+                )
+        lost = tl.max(state[3], 0) > 0
+        own_state = passed_on(state, turns, V_COLUMNS, V_SPLIT, V_ROTATED, V_FACTOR)
+
+        K_WIDTH: tl.constexpr = K_COLUMNS * K_SPLIT
+        V_WIDTH: tl.constexpr = V_COLUMNS * V_SPLIT
+        own = tl.minimum(queries, num_tokens - start)
+        # Those that the tile's last row sees; a padded request (length 0) and other parts: none.
+        own_last = tl.minimum(own, (first_line + ROWS - 1) // GROUP + 1)
+        own_last = tl.where((length > 0) & (part == parts - 1), own_last, 0)
+        own_first = own_last * 0
+        if WINDOW:
+            own_first = tl.maximum(first_line // GROUP - window + 1, 0) // TOKENS * TOKENS
+            own_whole = own_first
+        else:
+            own_whole = tl.minimum(own_last, first_line // GROUP + 1) // TOKENS * TOKENS
+        asking = load_queries(q_row, asked, line, K_DIM, K_WIDTH, 1, 0)
+        asking, power = to_powers(asking, 1, OWN_K_DTYPE)
+        own_k = k + start.to(tl.int64) * k_token + head.to(tl.int64) * k_head
+        own_v = v + start.to(tl.int64) * v_token + head.to(tl.int64) * v_head
+        for masked in tl.static_range(1 if WINDOW else 0, 2):
+            for at in tl.range(
+                own_whole if masked else own_first,
+                own_last if masked else own_whole,
+                TOKENS,
+                num_stages=STAGES if WINDOW or not masked else 1,
+            ):
+                own_state = own_step(
+                    at,
+                    own_state,
+                    asking,
+                    power * own_scale,
+                    query,
+                    own_k,
+                    own_v,
+                    k_token,
+                    v_token,
+                    own_last,
+                    softcap,
+                    window,
+                    masked,
+                    K_DIM,
+                    V_DIM,
+                    K_WIDTH,
+                    V_WIDTH,
+                    OWN_K_DTYPE,
+                    OWN_V_DTYPE,
+                    ROWS,
+                    TOKENS,
+                    WINDOW,
+                    SOFTCAP,
+                    ASM,
+                )
+        # A page was needed that is not there: never the numbers of another request.
+        broken = lost | (past > reach)
+        if parts == 1:
+            target = out + token * out_token + heads.to(tl.int64) * out_head
+            store_means(own_state, target, asked, broken, sinks, heads, V_DIM, SINKS)
+        elif PARTED:
+            slot = tl.sum(tl.where(before, partial_rows, 0), 0) + part * queries * GROUP + line
+            asked = asked & (slot < capacity)
+            slot = slot.to(tl.int64) * KV_HEADS + head
+            store_part(own_state, partial + slot * V_DIM, partial_lse + slot, asked, broken, V_DIM)
