@@ -143,7 +143,7 @@ def test_cuda_decodes_only_and_is_asked_for_by_name(
     monkeypatch.setitem(sys.modules, "nowhere", module("nowhere", []))
     with pytest.raises(
         UnsupportedError,
-        match=r"^cuda lacks store and extend; backends that can: triton, reference; decode=cuda tak",
+        match=r"^cuda lacks store and extend; backends that can: triton, reference; decode=cuda ta",
     ):
         support.choose("cuda", **ON_GPU)
     assert support.choose(**ON_GPU).decode == "triton"

@@ -1,8 +1,8 @@
 """The extend kernel: a tile of query rows over its request's packed past and own tokens.
 
-Many rows share each tile of the past, so its scales of blocks multiply the decoded tile: repeating
-the rows once a block, as decode does, would repeat the products. After the past the sums are put in
-the order of whole rows (and turned back), for the own tokens need no splitting.
+Many rows share each tile of the past, so it is put in the order of whole rows once, and scales of
+blocks multiply the decoded tile: repeating rows once a block, as decode does, would repeat the
+products. The sums of iso's turned values are turned back after the past, before the own tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kvq_attention.triton.extending.items import parting, partings
 from kvq_attention.triton.extending.own import own_step, passed_on
 from kvq_attention.triton.extending.past import past_step
 from kvq_attention.triton.extending.results import store_means, store_part
+from kvq_attention.triton.extending.rows import turn_rows
 from kvq_attention.triton.queries import load_queries, to_powers
-from kvq_attention.triton.rotation import turn
 from kvq_attention.triton.softmax import LOWEST
 
 # Integers that grow or differ from call to call: kernels are not compiled anew for them.
@@ -158,17 +158,22 @@ def attend_new(
             lowest = tl.maximum(past + first_line // GROUP - window + 1, begin)
             begin += tl.maximum(lowest - begin, 0) // TOKENS * TOKENS
 
-        asking = load_queries(q_row, asked, line, K_DIM, K_COLUMNS, K_SPLIT, 0)
+        K_WIDTH: tl.constexpr = K_COLUMNS * K_SPLIT
+        V_WIDTH: tl.constexpr = V_COLUMNS * V_SPLIT
+        asking = load_queries(q_row, asked, line, K_DIM, K_WIDTH, 1, 0)
+        # Turning at most doubles a value, so it can come last, when values are few bits.
         SCALED: tl.constexpr = tl.float32 if K_ROTATED else K_DTYPE
-        asking, power = to_powers(asking, K_SPLIT, SCALED)
+        asking, power = to_powers(asking, 1, SCALED)
+        asking = asking[0]
         if K_ROTATED:
-            asking = turn(asking, turns, K_COLUMNS, K_SPLIT, False, K_DTYPE)
+            asking = turn_rows(asking, turns, False, K_DTYPE)
         table = page_table + request.to(tl.int64) * table_row
-        sums = ()
-        for _ in tl.static_range(V_SPLIT):
-            sums = sums + (tl.zeros([ROWS, V_COLUMNS], tl.float32),)
-        top = tl.full([ROWS], LOWEST, tl.float32)
-        state = (top, tl.zeros([ROWS], tl.float32), sums, tl.zeros([TOKENS], tl.int32))
+        state = (
+            tl.full([ROWS], LOWEST, tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            tl.zeros([ROWS, V_WIDTH], tl.float32),
+            tl.zeros([TOKENS], tl.int32),
+        )
         whole = begin
         if not WINDOW:
             whole = begin + tl.maximum(last - begin, 0) // TOKENS * TOKENS
@@ -214,7 +219,6 @@ def attend_new(
                     V_WORD,
                     K_STRIDES,
                     V_STRIDES,
-                    ROWS,
                     PAGE,
                     TOKENS,
                     WINDOW,
@@ -222,10 +226,8 @@ def attend_new(
                     ASM,
                 )
         lost = tl.max(state[3], 0) > 0
-        own_state = passed_on(state, turns, V_COLUMNS, V_SPLIT, V_ROTATED, V_FACTOR)
+        own_state = passed_on(state, turns, V_ROTATED, V_FACTOR)
 
-        K_WIDTH: tl.constexpr = K_COLUMNS * K_SPLIT
-        V_WIDTH: tl.constexpr = V_COLUMNS * V_SPLIT
         own = tl.minimum(queries, num_tokens - start)
         # Those that the tile's last row sees; a padded request (length 0) and other parts: none.
         own_last = tl.minimum(own, (first_line + ROWS - 1) // GROUP + 1)
@@ -238,6 +240,7 @@ def attend_new(
             own_whole = tl.minimum(own_last, first_line // GROUP + 1) // TOKENS * TOKENS
         asking = load_queries(q_row, asked, line, K_DIM, K_WIDTH, 1, 0)
         asking, power = to_powers(asking, 1, OWN_K_DTYPE)
+        asking = asking[0]
         own_k = k + start.to(tl.int64) * k_token + head.to(tl.int64) * k_head
         own_v = v + start.to(tl.int64) * v_token + head.to(tl.int64) * v_head
         for masked in tl.static_range(1 if WINDOW else 0, 2):
@@ -267,7 +270,6 @@ def attend_new(
                     V_WIDTH,
                     OWN_K_DTYPE,
                     OWN_V_DTYPE,
-                    ROWS,
                     TOKENS,
                     WINDOW,
                     SOFTCAP,

@@ -1,117 +1,27 @@
-"""One tile of the packed past: its rows, scores, probabilities, and what they add to the sums."""
+"""One tile of the packed past: its scores, its probabilities, and what they add to the sums."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from kvq_attention.triton.paging import find_pages, rows_of
+from kvq_attention.triton.extending.rows import load_past
+from kvq_attention.triton.paging import find_pages
 from kvq_attention.triton.softmax import LOG2_E, exp2, log2_scale, soft_cap
-from kvq_attention.triton.words import load
 
 
 @triton.jit
-def dots(
-    queries, keys, ROWS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr
-):
-    """queries · keysᵀ over all tiles, float32 [ROWS, TOKENS]."""
+def scores_of(queries, keys, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """queries · keysᵀ, float32 [rows, tokens]."""
     PRECISE: tl.constexpr = "tf32x3" if ASM >= 80 else "ieee"
-    scores = tl.zeros([ROWS, keys[0].shape[0]], tl.float32)
-    for i in tl.static_range(SPLIT):
-        key = tl.trans(keys[i].to(DTYPE))
-        scores = tl.dot(queries[i], key, scores, input_precision=PRECISE)
-    return scores
+    return tl.dot(queries, tl.trans(keys.to(DTYPE)), input_precision=PRECISE)
 
 
 @triton.jit
-def add_values(
-    sums, fade, weights, values, SPLIT: tl.constexpr, DTYPE: tl.constexpr, ASM: tl.constexpr
-):
-    """sums · fade + weights · values, tile by tile."""
+def accumulate(sums, weights, values, DTYPE: tl.constexpr, ASM: tl.constexpr):
+    """sums + weights · values."""
     PRECISE: tl.constexpr = "tf32x3" if ASM >= 80 else "ieee"
-    weights = weights.to(DTYPE)
-    added = ()
-    for i in tl.static_range(SPLIT):
-        value = values[i].to(DTYPE)
-        total = sums[i] * fade[:, None]
-        added = added + (tl.dot(weights, value, total, input_precision=PRECISE),)
-    return added
-
-
-@triton.jit
-def load_rows(
-    planes,
-    pages,
-    page,
-    token,
-    head,
-    inside,
-    LOAD: tl.constexpr,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    SCALES: tl.constexpr,
-    WORD: tl.constexpr,
-    STRIDES: tl.constexpr,
-    PAGE: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """Tiles of the rows of tokens, and what each row is still to be multiplied by, float32.
-
-    Of several scales a row, the tiles have what they are to a power of two that all of them share:
-    fp16 holds that, whatever the scales, and a scale that is no number spoils the factor alone.
-    """
-    a_rows = rows_of(page, token, head, pages, STRIDES, 0, PAGE)
-    b_rows = rows_of(page, token, head, pages, STRIDES, 1, PAGE)
-    tiles = LOAD(planes[0], planes[1], a_rows, b_rows, inside, DIM, COLUMNS, ASM)
-    factor = tl.zeros([token.shape[0]], tl.float32)
-    if SCALES > 0:
-        s_rows = rows_of(page, token, head, pages, STRIDES, 2, PAGE)
-        if SCALES == 1:
-            factor = load(planes[2] + s_rows, inside).to(tl.float32)
-        else:
-            BLOCKS: tl.constexpr = triton.next_power_of_2(SCALES)
-            block = tl.arange(0, BLOCKS)
-            if WORD:
-                word = load(planes[2] + s_rows, inside)
-                field = (word[:, None] >> (block * 16).to(word.dtype)[None, :]).to(tl.int16)
-                scale = field.to(tl.float16, bitcast=True).to(tl.float32)
-            else:
-                there = (block < SCALES)[None, :]
-                if inside is not None:
-                    there = there & inside[:, None]
-                pointer = planes[2] + s_rows[:, None] + block[None, :]
-                scale = load(pointer, there).to(tl.float32)
-            share, factor = shares(scale)
-            tiles = scale_blocks(tiles, share, COLUMNS, SPLIT)
-    return tiles, factor
-
-
-@triton.jit
-def shares(scale):
-    """Scales [tokens, blocks] to a power of two of each token: fp16, and the powers, float32."""
-    bits = scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    exponent = tl.max(bits, 1) >> 23
-    broken = exponent == 255
-    exponent = tl.minimum(tl.maximum(exponent, 1), 253)
-    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    share = tl.where(broken[:, None], 0.0, scale * inverse[:, None]).to(tl.float16)
-    power = (exponent << 23).to(tl.float32, bitcast=True)
-    return share, tl.where(broken, float("nan"), power)
-
-
-@triton.jit
-def scale_blocks(tiles, share, COLUMNS: tl.constexpr, SPLIT: tl.constexpr):
-    """tiles · share, a share [tokens, blocks] for as many neighbouring columns as a block has."""
-    TOKENS: tl.constexpr = share.shape[0]
-    BLOCKS: tl.constexpr = share.shape[1]
-    SPREAD: tl.constexpr = COLUMNS // BLOCKS
-    wide = tl.broadcast_to(share[:, :, None], (TOKENS, BLOCKS, SPREAD))
-    wide = tl.reshape(wide, (TOKENS, COLUMNS))
-    scaled = ()
-    for i in tl.static_range(SPLIT):
-        scaled = scaled + (tiles[i].to(tl.float16) * wide,)
-    return scaled
+    return tl.dot(weights.to(DTYPE), values.to(DTYPE), sums, input_precision=PRECISE)
 
 
 @triton.jit
@@ -149,7 +59,6 @@ def past_step(
     V_WORD: tl.constexpr,
     K_STRIDES: tl.constexpr,
     V_STRIDES: tl.constexpr,
-    ROWS: tl.constexpr,
     PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -158,7 +67,7 @@ def past_step(
 ):
     """The state with the tokens from `at` on added to it.
 
-    asking, power: the rows' queries and what scores are multiplied by; position [ROWS]: the rows'
+    asking, power: the rows' queries and what scores are multiplied by; position [rows]: the rows'
     own; tokens in [lowest, last) are looked at. Not MASKED: all of the tile is, by every row.
     """
     top, weight, sums, lost = state
@@ -168,7 +77,7 @@ def past_step(
         inside = (token >= lowest) & (token < last)
     page, missing = find_pages(table, token, inside, num_pages, PAGE)
     lost |= missing.to(tl.int32)
-    keys, scale = load_rows(
+    keys, scale = load_past(
         k_planes,
         k_pages,
         page,
@@ -185,7 +94,7 @@ def past_step(
         PAGE,
         ASM,
     )
-    scores = dots(asking, keys, ROWS, K_SPLIT, K_DTYPE, ASM) * power[:, None]
+    scores = scores_of(asking, keys, K_DTYPE, ASM) * power[:, None]
     if K_SCALES > 0:
         scores *= scale[None, :]
     if SOFTCAP:
@@ -195,7 +104,7 @@ def past_step(
         if WINDOW:
             seen = seen & (token[None, :] > (position - window)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
-    values, scale = load_rows(
+    values, scale = load_past(
         v_planes,
         v_pages,
         page,
@@ -224,5 +133,5 @@ def past_step(
         weights *= scale[None, :]
         if MASKED:
             weights = tl.where(seen, weights, 0.0)  # 0 · NaN
-    sums = add_values(sums, fade, weights, values, V_SPLIT, V_DTYPE, ASM)
+    sums = accumulate(sums * fade[:, None], weights, values, V_DTYPE, ASM)
     return new_top, weight, sums, lost
