@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,9 +31,10 @@ def test_every_codec_agrees_on_the_reference(device: str) -> None:
     for outcome in selfcheck.run(formats, layer, device, torch.bfloat16, backend="reference"):
         assert outcome.problems == []
         assert outcome.backends == dict.fromkeys(support.OPS, "reference")
-        assert outcome.errors.keys() == {"store", "decode", "copy_pages"}
-        assert 0 < outcome.errors["decode"] <= outcome.max_error == MAX_ERROR[torch.bfloat16]
-        ran = {"store": 1, "decode": 1, "extend": 0, "copy_pages": 1}
+        assert outcome.errors.keys() == {*support.OPS}
+        for op in ("decode", "extend"):
+            assert 0 < outcome.errors[op] <= outcome.max_error == MAX_ERROR[torch.bfloat16]
+        ran = dict.fromkeys(support.OPS, 1)
         assert outcome.launched["reference"] == ran
 
 
@@ -41,7 +43,7 @@ def test_any_shape_and_two_codecs(page_tokens: int) -> None:
     outcome = one(Layer(heads=6, kv_heads=2, head_dim=96, page_tokens=page_tokens))
     assert outcome.name == "k=q8_0,v=q4_0"
     assert outcome.problems == []
-    assert len(outcome.errors) == 3
+    assert outcome.errors.keys() == {*support.OPS}
 
 
 def test_a_codec_that_does_not_fit_is_said_to_be_untried() -> None:
@@ -85,8 +87,8 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
             "store=cuda,decode=cuda,copy_pages=cuda",
             "^store=cuda cannot .*; decode=cuda cannot .*; copy_pages=cuda cannot be tried: cuda l",
         ),
-        ("extend=reference", "'extend' is no operation here; there are store, decode and copy_p"),
-        ("decode=reference,extend=cuda", "'extend' is no operation here; there are store, dec"),
+        ("extend=cuda", "^extend=cuda cannot be tried: cuda lacks extend; .*that can: triton, ref"),
+        ("encode=reference", "'encode' is no operation here; there are store, decode, extend and "),
         ("decode=reference,decode=auto", "decode is named twice"),
     ],
 )
@@ -108,7 +110,7 @@ def test_a_named_operation_is_tried_with_each_format_that_was_asked_for() -> Non
         one_asked(named, "q8_0", "iso3")
     for backend, each in ((named, False), ("reference", True), ("decode=auto", True)):
         fits, other = one_asked(backend, "q8_0", "iso3", each=each)
-        assert fits.errors.keys() == {"store", "decode", "copy_pages"} and not fits.problems
+        assert fits.errors.keys() == {*support.OPS} and not fits.problems
         assert other.refused.keys() == {*support.OPS}
 
 
@@ -116,7 +118,7 @@ def test_all_that_a_backend_lacks_is_told_at_once(untried: None) -> None:
     with pytest.raises(
         UnsupportedError,
         match=r"^cuda cannot run on cpu: its kernels run on cuda devices, .*; "
-        r"it lacks store and copy_pages; decode for .*; backends that can: .*reference$",
+        r"it lacks store, extend and copy_pages; decode for .*; backends that can: .*reference$",
     ):
         one_asked("cuda", "q8_0", "fp32")
 
@@ -172,7 +174,19 @@ def does_nothing(*args: Any) -> None:
     return None
 
 
+def reads_what_is_stored(q: Any, k: Any, v: Any, *rest: Any) -> torch.Tensor:
+    return DECODE(q, *rest)
+
+
+def misses_the_past(
+    q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, batch: Any, *rest: Any
+) -> Any:
+    steps = torch.diff(batch.query_offsets)
+    return EXTEND(q, k, v, k_cache, v_cache, replace(batch, seq_lens=steps), *rest)
+
+
 STORE, DECODE, COPY = reference.store, reference.decode, reference.copy_pages
+EXTEND = reference.extend
 
 
 @pytest.mark.parametrize(
@@ -182,6 +196,12 @@ STORE, DECODE, COPY = reference.store, reference.decode, reference.copy_pages
         ("decode", larger, ["decode: error 0.01 against attention in float64, at most 0.002"]),
         ("decode", one_nan, ["decode: error inf against"]),
         ("copy_pages", only_k, ["copy_pages: 64 rows do not hold"]),
+        (
+            "extend",
+            reads_what_is_stored,
+            ["extend: error inf against", "extend: reference was launched 0 times"],
+        ),
+        ("extend", misses_the_past, ["extend: error "]),
         ("decode", breaks, ["decode failed: RuntimeError: no kernel image"]),
         (
             "copy_pages",

@@ -16,12 +16,15 @@ from kvq_cli.models.loader import LoadedModel
 REASONS = [
     (
         {},
-        64,
-        r"^triton lacks extend; backends that can: reference; store=triton,decode=triton t",
+        32,
+        r"triton lacks store, decode and extend for head_dim 32 \(has 64, 80, 96, 112, 128, 19",
     ),
-    ({}, 32, r"triton lacks .*store and decode for head_dim 32 \(has 64, 80, 96, 112, 128, 192, 2"),
-    ({"page_tokens": 1}, 64, r"store and decode for page_tokens 1 \(has 16, 32, 64, 128\)"),
-    ({"page_tokens": 256}, 64, r"store and decode for page_tokens 256 .*that can: reference$"),
+    ({"page_tokens": 1}, 64, r"store, decode and extend for page_tokens 1 \(has 16, 32, 64, 128\)"),
+    (
+        {"page_tokens": 256},
+        64,
+        r"store, decode and extend for page_tokens 256 .*that can: reference$",
+    ),
 ]
 
 
@@ -99,6 +102,8 @@ def test_each_operation_may_be_asked_for(saved, monkeypatch):
     summary = build_engine(saved(model, attention_backend="decode=triton")).summary
     chosen = {"store": "reference", "decode": "triton", "extend": "reference"}
     assert summary.attention == chosen
+    summary = build_engine(saved(model, attention_backend="triton")).summary
+    assert summary.attention == dict.fromkeys(support.MODEL_OPS, "triton")
 
 
 def test_cuda_decodes_no_more_than_sixteen_query_heads_a_kv_head(monkeypatch):
@@ -119,19 +124,19 @@ def test_cuda_decodes_no_more_than_sixteen_query_heads_a_kv_head(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "options", "attention", "passed_over"),
     [
-        (lambda: llama(head_dim=64), {}, "triton", "triton lacks extend"),
-        (lambda: mistral(head_dim=64), {"page_tokens": 32}, "triton", "triton lacks extend"),
+        (lambda: llama(head_dim=64), {}, "triton", None),
+        (lambda: mistral(head_dim=64), {"page_tokens": 32}, "triton", None),
         (
             llama,
             {},
             "reference",
-            r"triton lacks store and decode for head_dim 32 \(has 64, .*extend",
+            r"triton lacks store, decode and extend for head_dim 32 \(has 64, ",
         ),
         (
             lambda: llama(head_dim=64),
             {"page_tokens": 256},
             "reference",
-            r"triton lacks store and decode for page_tokens 256 \(has 16, 32, 64, 128\); extend",
+            r"triton lacks store, decode and extend for page_tokens 256 \(has 16, 32, 64, 128\)",
         ),
     ],
 )
@@ -146,9 +151,10 @@ def test_p066_auto_says_what_it_took_and_what_it_passed_over(
 
     monkeypatch.setattr(compose, "load", load)
     summary = build_engine(saved(model, **options), said.append).summary
-    assert summary.attention == {"store": attention, "decode": attention, "extend": "reference"}
+    assert summary.attention == dict.fromkeys(support.MODEL_OPS, attention)
     assert summary.weights == "float32 on cpu"
-    (note,) = (note for note in summary.notes if "attention" in note)
-    assert re.search(f"not all attention is as fast as it could be: {passed_over}", note)
-    words = "triton for store and decode, reference for extend"
-    assert said[0] == f"attention: {words if attention == 'triton' else 'reference'}"
+    noted = [note for note in summary.notes if "attention" in note]
+    assert len(noted) == (passed_over is not None)
+    for note in noted:
+        assert re.search(f"not all attention is as fast as it could be: {passed_over}", note)
+    assert said[0] == f"attention: {attention}"

@@ -18,7 +18,8 @@ from kvq_attention.needs import Need
 from kvq_attention.trial import Layer, Trial
 from kvq_codecs import CodecError
 
-TRIED = ("store", "decode", "copy_pages")
+TRIED = support.OPS
+ATTEND = ("decode", "extend")
 
 
 @dataclass(slots=True)
@@ -30,11 +31,11 @@ class Outcome:
     k, v : codec names
     backends : op → the backend that serves it
     refused : op → why none does
-    errors : op → how far it is from what it must give: rows whose bytes differ, for decode the
-        relative error
+    errors : op → how far it is from what it must give: rows whose bytes differ, for decode and
+        extend the relative error
     failed : op → the exception that it ended with
     launched : backend → op → launches
-    max_error : largest relative error of decode that is allowed
+    max_error : largest relative error of decode and extend that is allowed
     """
 
     k: str
@@ -56,11 +57,11 @@ class Outcome:
         """What is not as it should be, a line each."""
         found = [f"{op} failed: {words}" for op, words in self.failed.items()]
         for op, error in self.errors.items():
-            if op != "decode" and error:
+            if op not in ATTEND and error:
                 found.append(f"{op}: {error:.0f} rows do not hold the bytes they must")
             elif not error <= self.max_error:
                 found.append(
-                    f"decode: error {error:.2g} against attention in float64, at most "
+                    f"{op}: error {error:.2g} against attention in float64, at most "
                     f"{self.max_error:.2g} is allowed"
                 )
         for backend, counted in self.launched.items():
@@ -89,17 +90,17 @@ def run(
     backend : "auto", a name or OP=NAME,…; what a name for all does not serve is not tried
     each : whether OP=NAME must be tried with each format, rather than with any
 
-    Raises `UnsupportedError`, before anything is tried, when nothing can be stored nor decoded,
-    or when OP=NAME cannot be tried.
+    Raises `UnsupportedError`, before anything is tried, when nothing can be stored nor attended
+    to, or when OP=NAME cannot be tried.
     """
     asked = support.asked(backend, TRIED)
     found = [Outcome(*pair, MAX_ERROR[dtype]) for pair in formats]
     wanted: dict[str, list[Need]] = {op: [] for op in TRIED}
     for outcome in found:
-        for op in support.OPS:
+        for op in TRIED:
             try:
                 own = needs(op, (outcome.k, outcome.v), layer, device, dtype)
-                wanted.get(op, []).extend(own)
+                wanted[op].extend(own)
                 outcome.backends[op] = support.pick(asked[op], own)
             except (UnsupportedError, CodecError) as error:
                 outcome.refused[op] = str(error)
@@ -122,7 +123,7 @@ def run(
 
 def _is_tried(outcome: Outcome) -> bool:
     """To copy a format's pages alone would say little."""
-    return bool(outcome.backends.keys() & {"store", "decode"})
+    return bool(outcome.backends.keys() & {"store", *ATTEND})
 
 
 def _why(op: str, name: str, wanted: Sequence[Need], found: Sequence[Outcome]) -> str:
@@ -162,7 +163,7 @@ def needs(
     """What a call of the trial needs; pages of K and of V are copied each for itself."""
     for name in pair:
         kvq_codecs.get(name).spec.check(layer.head_dim)
-    asks = op in ("decode", "extend")
+    asks = op in ATTEND
     group = layer.heads // layer.kv_heads if asks else 1
     features = {"gqa"} if group != 1 else set()
     if dtype == torch.float64 and op != "copy_pages":

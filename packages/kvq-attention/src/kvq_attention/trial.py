@@ -22,6 +22,7 @@ from kvq_codecs import Encoded
 TIER = "trial"
 SPARE_PAGES = 3
 V_GAIN = 37.0  # so that a swapped scale shows
+STEP_TOKENS = 3  # the last ones of a request, that an extend takes as its step's own
 
 # Far beyond any model's; a trial also takes memory for a few dozen pages of all heads.
 MOST = {"heads": 4096, "kv_heads": 4096, "head_dim": 65_536, "page_tokens": 65_536}
@@ -67,7 +68,7 @@ class Trial:
 
     Attributes
     ----------
-    q : [R, Hq, D], one query a request
+    q : [S, Hq, D], queries of each request's step, its last `STEP_TOKENS` tokens at most
     k, v : [T, Hkv, D], all requests' rows
     slots : int64 [T]
     pages : each request's
@@ -113,7 +114,7 @@ class Trial:
             return torch.from_numpy(values).to(dtype)
 
         k, v = normal(len(slots), layer.kv_heads), V_GAIN * normal(len(slots), layer.kv_heads)
-        q = normal(len(lengths), layer.heads)
+        q = normal(sum(min(length, STEP_TOKENS) for length in lengths), layer.heads)
         caches = [
             _stored(codec, num_pages, layer, rows, slots)
             for codec, rows in zip(pair, (k, v), strict=True)
@@ -137,15 +138,34 @@ class Trial:
         return _wrong_rows(k_cache, self.k_expected) + _wrong_rows(v_cache, self.v_expected)
 
     def decode(self, backend: str) -> float:
-        """The largest relative error of one query of each request."""
+        """The largest relative error of the last query of each request."""
         k_cache, v_cache = map(self._on_device, self.expected)
-        scale = self.layer.head_dim**-0.5
-        out = ops.decode(
-            self.q, k_cache, v_cache, self._batch(), TIER, scale=scale, backend=backend
-        )
-        requests = zip(self.q.cpu().double(), *map(self._decoded, self.expected), strict=True)
+        q = torch.stack([own[-1] for own in torch.split(self.q, self._steps)])
+        batch, scale = self._batch([1] * len(self.lengths)), self.layer.head_dim**-0.5
+        out = ops.decode(q, k_cache, v_cache, batch, TIER, scale=scale, backend=backend)
+        requests = zip(q.cpu().double(), *map(self._decoded, self.expected), strict=True)
         wanted = torch.stack([_attention(q, k, v, scale) for q, k, v in requests])
         return relative_error(out.cpu(), wanted)
+
+    def extend(self, backend: str) -> float:
+        """The largest relative error of all queries of each request's step, which is not stored."""
+        step = self._last(self._steps)
+        k_cache, v_cache = (self._on_device(self._without(step, c)) for c in self.expected)
+        k, v, scale = self.k[step], self.v[step], self.layer.head_dim**-0.5
+        batch = self._batch(self._steps)
+        out = ops.extend(self.q, k, v, k_cache, v_cache, batch, TIER, scale=scale, backend=backend)
+        own = (torch.split(x.cpu().double(), self._steps) for x in (self.q, k, v))
+        wanted = []
+        for q, new_k, new_v, old_k, old_v in zip(
+            *own, *map(self._decoded, self.expected), strict=True
+        ):
+            past = len(old_k) - len(q)
+            keys, values = (torch.cat([a[:past], b]) for a, b in ((old_k, new_k), (old_v, new_v)))
+            wanted += [
+                _attention(one, keys[: past + i + 1], values[: past + i + 1], scale)
+                for i, one in enumerate(q)
+            ]
+        return relative_error(out.cpu(), torch.stack(wanted))
 
     def copy_pages(self, backend: str) -> int:
         """Rows that are wrong after the last request's first pages were copied to spare ones."""
@@ -164,17 +184,40 @@ class Trial:
     def _on_device(self, cache: Encoded) -> Encoded:
         return cache.map(lambda plane: torch.from_numpy(plane.copy()).to(self.slots.device))
 
-    def _batch(self) -> Batch:
+    @property
+    def _steps(self) -> list[int]:
+        """Tokens of each request's step."""
+        return [min(length, STEP_TOKENS) for length in self.lengths]
+
+    def _last(self, counts: list[int]) -> torch.Tensor:
+        """Rows of so many last tokens of each request, int64."""
+        stops = np.cumsum(self.lengths)
+        rows = [np.arange(stop - n, stop) for stop, n in zip(stops, counts, strict=True)]
+        return torch.from_numpy(np.concatenate(rows)).to(self.slots.device)
+
+    def _without(self, rows: torch.Tensor, cache: Encoded) -> Encoded:
+        """A cache on the host that lacks the tokens of some rows: 0xFF lies in their slots."""
+        page, offset = np.divmod(self.slots[rows].cpu().numpy(), self.layer.page_tokens)
+
+        def lacking(plane: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            found = plane.copy()
+            found[page, :, offset] = _blank(plane[page, :, offset])
+            return found
+
+        return cache.map(lacking)
+
+    def _batch(self, counts: list[int]) -> Batch:
+        """Steps of so many last tokens of each request."""
+
         def tensor(values: object, dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=self.slots.device)
 
         width = max(map(len, self.pages))
         table = [own + [-1] * (width - len(own)) for own in self.pages]
-        last = torch.tensor(self.lengths).cumsum(0).to(self.slots.device) - 1
         return Batch(
-            query_offsets=tensor(list(range(len(self.lengths) + 1)), torch.int32),
+            query_offsets=tensor(np.cumsum([0, *counts]).tolist(), torch.int32),
             seq_lens=tensor(self.lengths, torch.int32),
-            tables={TIER: Table(tensor(table, torch.int32), self.slots[last])},
+            tables={TIER: Table(tensor(table, torch.int32), self.slots[self._last(counts)])},
             page_tokens=self.layer.page_tokens,
         )
 

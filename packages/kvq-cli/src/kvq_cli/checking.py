@@ -93,7 +93,7 @@ def _op(op: str, outcome: Outcome) -> Record:
         error = outcome.errors[op]
         found |= (
             {"error": error if math.isfinite(error) else None, "max_error": outcome.max_error}
-            if op == "decode"
+            if op in selfcheck.ATTEND
             else {"wrong_rows": int(error)}
         )
     return found

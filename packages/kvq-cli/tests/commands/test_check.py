@@ -16,7 +16,6 @@ from kvq_attention.needs import Need
 from kvq_cli.main import app
 
 SMALL = ("--shape", "4/2x128")
-OPS = ("store", "decode", "copy_pages")
 
 
 def check(*arguments: str) -> Any:
@@ -40,14 +39,17 @@ def test_p066_the_backend_that_was_asked_for_ran_and_no_other(
     asked = [word for name in formats for word in ("--kv-cache-dtype", name)]
     found = checked(*SMALL, "--attention-backend", backend, *asked)
     for row in found["formats"]:
-        assert {op: row["ops"][op]["backend"] for op in OPS} == dict.fromkeys(OPS, backend)
-        assert row["ops"]["store"]["wrong_rows"] == row["ops"]["copy_pages"]["wrong_rows"] == 0
-        assert (
-            row["ops"]["decode"]["error"]
-            <= row["ops"]["decode"]["max_error"]
-            == (4e-3 if torch.cuda.is_available() else 2e-3)
+        assert {op: found["backend"] for op, found in row["ops"].items()} == dict.fromkeys(
+            support.OPS, backend
         )
-    ran = {op: len(formats) * (op in OPS) for op in support.OPS}
+        assert row["ops"]["store"]["wrong_rows"] == row["ops"]["copy_pages"]["wrong_rows"] == 0
+        for op in ("decode", "extend"):
+            assert (
+                row["ops"][op]["error"]
+                <= row["ops"][op]["max_error"]
+                == (4e-3 if torch.cuda.is_available() else 2e-3)
+            )
+    ran = dict.fromkeys(support.OPS, len(formats))
     assert found["launches"].pop(backend) == ran
     assert found["launches"]
     assert all(not any(counted.values()) for counted in found["launches"].values())
@@ -86,6 +88,7 @@ def test_auto_decodes_by_cuda_where_that_was_the_fastest_and_by_triton_elsewhere
         name: {
             "store": "triton",
             "decode": "cuda" if name in fastest else "triton",
+            "extend": "triton",
             "copy_pages": "triton",
         }
         for name in codecs
@@ -109,7 +112,7 @@ def test_people_get_a_table_with_a_row_for_each_codec() -> None:
     assert done.exit_code == 0
     for name in kvq_codecs.names():
         assert f"│ {name} " in done.stdout
-    assert "launches of reference: store 11, decode 11, extend 0, copy_pages 11" in done.stdout
+    assert "launches of reference: store 11, decode 11, extend 11, copy_pages 11" in done.stdout
     assert "all that was tried agrees" in done.stdout
 
 
@@ -117,7 +120,6 @@ def test_what_is_not_tried_is_said_with_the_reason() -> None:
     asked = ("--kv-cache-dtype", "q4_0", "--kv-cache-dtype", "iso3", "--shape", "2/1x64")
     done = check(*asked, "--attention-backend", "triton")
     assert done.exit_code == 0, done.output
-    assert "not tried: extend of q4_0: triton lacks extend; backends" in done.stdout
     said = "not tried: store, decode, extend, copy_pages of iso3: iso3: head_dim 64 is not a mult"
     assert said in done.stdout
 
@@ -200,8 +202,8 @@ def test_sizes_beyond_any_model_are_refused_by_their_limit(
     [
         (("--attention-backend", "turbo"), "'turbo'; there are auto, cuda, triton, reference"),
         (("--attention-backend", "encode=cuda"), "'encode' is no operation here; there are store,"),
-        (("--attention-backend", "extend=cuda,copy_pages=cuda"), "'extend' is no operation here;"),
-        (("--attention-backend", "extend=reference"), "'extend' is no operation here; there are "),
+        (("--attention-backend", "extend=cuda"), "extend=cuda cannot be tried: cuda lacks extend"),
+        (("--attention-backend", "encode=reference"), "'encode' is no operation here; there are "),
         (
             ("--attention-backend", "decode=auto,decode=auto"),
             "'decode=auto,decode=auto': decode is",
@@ -236,7 +238,7 @@ def test_sizes_beyond_any_model_are_refused_by_their_limit(
         (("--device", "tpu"), "device must be auto, cpu or cuda, got 'tpu'"),
         (
             ("--attention-backend", "triton", "--page-tokens", "1"),
-            "triton lacks store and decode for page_tokens 1 (has 16, 32, 64, 128); backends that",
+            "triton lacks store, decode and extend for page_tokens 1 (has 16, 32, 64, 128); back",
         ),
     ],
 )

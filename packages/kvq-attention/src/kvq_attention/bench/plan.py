@@ -28,6 +28,7 @@ BASELINE = Formats("bf16", "bf16")
 MIXED = Formats("q8_0", "q4_0")
 DEVICES = ("cuda", "cpu")
 BUDGET_SECONDS = 330.0
+MEASURED = ("store", "decode", "copy_pages")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Plan:
 
     def told(self, op: str) -> tuple[str, ...]:
         """What an op is told in turn: "auto" or a name."""
-        found = (support.asked(backend, selfcheck.TRIED)[op] for backend in self.backends)
+        found = (support.asked(backend, MEASURED)[op] for backend in self.backends)
         return tuple(dict.fromkeys(found))
 
     def ways(self, op: str, spot: Spot) -> dict[str, str]:
@@ -96,7 +97,7 @@ class Plan:
     def not_served(self) -> list[str]:
         """What a backend is not measured at because it cannot, a line each, and why."""
         found: dict[str, None] = {}
-        for op in selfcheck.TRIED:
+        for op in MEASURED:
             for told in self.told(op):
                 for spot in self.spots:
                     reason = _refusal(told, self.needs(op, spot))
@@ -191,7 +192,7 @@ def plan(
         )
     backends = tuple(dict.fromkeys([backend] if isinstance(backend, str) else backend))
     for each in backends or ("",):
-        support.asked(each, selfcheck.TRIED)  # refuses what it does not know
+        support.asked(each, MEASURED)  # refuses what it does not know
     usual = DEFAULTS[device]
     layers = parse_shapes(shape or usual.shape)
     few = 1 if quick else None
@@ -220,13 +221,13 @@ def plan(
 
 def _check_served(plan: Plan) -> None:
     """Refuse what would fail in every measurement, once and before the first."""
-    needs = {op: {spot: plan.needs(op, spot) for spot in plan.spots} for op in selfcheck.TRIED}
+    needs = {op: {spot: plan.needs(op, spot) for spot in plan.spots} for op in MEASURED}
     whole = {op: [need for own in spots.values() for need in own] for op, spots in needs.items()}
     if len(plan.backends) == 1:
         support.pick_each(plan.backends[0], whole)
         return
     for backend in plan.backends:
-        for op, told in support.asked(backend, selfcheck.TRIED).items():
+        for op, told in support.asked(backend, MEASURED).items():
             if op in needs and all(_refusal(told, own) for own in needs[op].values()):
                 support.pick(told, whole[op])
     for op, spots in needs.items():

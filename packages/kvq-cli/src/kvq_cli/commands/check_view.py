@@ -45,7 +45,7 @@ def _machine(record: Record) -> list[tuple[str, str]]:
 
 
 def _cell(found: Record) -> str:
-    """The backend, and how it did: rows that are wrong, or the relative error of decode."""
+    """The backend, and how it did: rows that are wrong, or the relative error of attention."""
     if found["backend"] is None:
         return "—"
     if found["failed"]:
