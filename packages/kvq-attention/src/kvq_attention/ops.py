@@ -14,11 +14,13 @@ import torch
 
 from kvq_attention import launches, support
 from kvq_attention.batch import Batch
-from kvq_attention.errors import BatchError, TensorError
+from kvq_attention.errors import AttentionError, BatchError, TensorError
 from kvq_attention.needs import Need
 from kvq_attention.scoring import Scoring
 from kvq_attention.verify import FLOATS, Sizes
 from kvq_codecs import Encoded
+
+SCRATCH_BYTES = 128 << 20
 
 
 class Backend(Protocol):
@@ -59,6 +61,7 @@ class Backend(Protocol):
         batch: Batch,
         tier: str,
         scoring: Scoring,
+        scratch_bytes: int,
     ) -> torch.Tensor: ...
 
     def copy_pages(
@@ -147,6 +150,7 @@ def extend(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    scratch_bytes: int = SCRATCH_BYTES,
     backend: str = support.AUTO,
 ) -> torch.Tensor:
     """Attend over the step's K and V as they came and over earlier tokens packed.
@@ -156,6 +160,8 @@ def extend(
     Parameters
     ----------
     k, v : [T, Hkv, D] and [T, Hkv, Dv], the step's rows, any float dtype and strides
+    scratch_bytes : that decoded tokens may take at most while they are read, on backends that
+        decode for many queries at once; 0 = none
     others : as for `decode`
 
     Returns [T, Hq, Dv] in q's dtype; rows that see nothing give 0.
@@ -164,9 +170,11 @@ def extend(
     sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
     sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
     scoring = _attention(sizes, q, batch, tier, Scoring(scale, window, softcap, sinks))
+    if type(scratch_bytes) is not int or scratch_bytes < 0:
+        raise AttentionError(f"scratch_bytes must be an int of at least 0, got {scratch_bytes!r}")
     features = scoring.features | _wide(q, k, v)
     chosen = _backend("extend", backend, sizes, k_cache, v_cache, features, q.dtype)
-    return chosen.extend(q, k, v, k_cache, v_cache, batch, tier, scoring)
+    return chosen.extend(q, k, v, k_cache, v_cache, batch, tier, scoring, scratch_bytes)
 
 
 def copy_pages(

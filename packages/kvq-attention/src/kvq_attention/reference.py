@@ -117,8 +117,12 @@ def extend(
     batch: Batch,
     tier: str,
     scoring: Scoring,
+    scratch_bytes: int,
 ) -> torch.Tensor:
-    """Attend over the step's own rows and the cache: see `kvq_attention.ops.extend`."""
+    """Attend over the step's own rows and the cache: see `kvq_attention.ops.extend`.
+
+    A request's K and V are decoded at a time, whatever `scratch_bytes` is.
+    """
     launches.record("reference", "extend")
     stored = [
         _Stored.locate(batch, tier, request, scoring, request.first_position, k_cache.lead[0])

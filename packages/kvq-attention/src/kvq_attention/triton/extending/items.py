@@ -27,10 +27,13 @@ def parting(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    FEWEST: tl.constexpr,
+    MOST: tl.constexpr,
     PARTED: tl.constexpr,
 ):
     """Where requests' visible pasts begin, how long a part is, and row tiles and parts there are.
 
+    Requests of fewer query rows than FEWEST, or of more than MOST where that is not 0, have none.
     Not PARTED: a past is one part. The past is what comes before the step's own tokens; positions
     from `reach` on have no column in the page table and are not cut into parts.
     """
@@ -39,7 +42,12 @@ def parting(
     if WINDOW:
         first = tl.minimum(tl.maximum(length - queries - window + 1, 0), past) // TOKENS * TOKENS
     visible = past - first
-    tiles = (queries * GROUP + ROWS - 1) // ROWS
+    lines = queries * GROUP
+    if MOST > 0:
+        lines = tl.where(lines > MOST, 0, lines)
+    if FEWEST > 0:
+        lines = tl.where(lines < FEWEST, 0, lines)
+    tiles = (lines + ROWS - 1) // ROWS
     parts = tl.where(tiles > 0, 1, 0)
     size = visible
     if PARTED:
@@ -63,6 +71,8 @@ def partings(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    FEWEST: tl.constexpr,
+    MOST: tl.constexpr,
     PARTED: tl.constexpr,
     REQUESTS: tl.constexpr,
 ):
@@ -74,6 +84,6 @@ def partings(
     length = tl.load(seq_lens + index, mask=live, other=0)
     queries = stop - start
     _first, _size, tiles, parts = parting(
-        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, PARTED
+        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, PARTED
     )
     return tiles * parts, tl.where(parts > 1, queries * GROUP * parts, 0)

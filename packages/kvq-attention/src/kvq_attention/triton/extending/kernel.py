@@ -12,18 +12,22 @@ import triton.language as tl
 
 from kvq_attention.triton.attend import blank_padding
 from kvq_attention.triton.extending.items import parting, partings
-from kvq_attention.triton.extending.own import own_step, passed_on
-from kvq_attention.triton.extending.past import past_step
-from kvq_attention.triton.extending.results import store_means, store_part
+from kvq_attention.triton.extending.own import own_steps, passed_on
+from kvq_attention.triton.extending.past import past_steps
+from kvq_attention.triton.extending.results import (
+    begin_state,
+    keep_state,
+    store_means,
+    store_part,
+)
 from kvq_attention.triton.extending.rows import turn_rows
 from kvq_attention.triton.queries import load_queries, to_powers
-from kvq_attention.triton.softmax import LOWEST
 
 # Integers that grow or differ from call to call: kernels are not compiled anew for them.
 VARYING = [
     *("q_token", "q_head", "out_token", "out_head", "table_row"),
     *("num_pages", "num_requests", "num_tokens"),
-    *("capacity", "reach", "window"),
+    *("capacity", "reach", "low", "share", "window"),
 ]
 
 
@@ -38,8 +42,8 @@ def attend_new(
     seq_lens,
     page_table,
     out,
-    partial,
-    partial_lse,
+    kept,
+    kept_weights,
     sinks,
     turns,
     out_token,
@@ -58,6 +62,8 @@ def attend_new(
     num_tokens,
     capacity,
     reach,
+    low,
+    share,
     window,
     past_scale,
     own_scale,
@@ -88,7 +94,13 @@ def attend_new(
     ROWS: tl.constexpr,
     PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
+    FEWEST: tl.constexpr,
+    MOST: tl.constexpr,
     PARTED: tl.constexpr,
+    K_DENSE: tl.constexpr,
+    V_DENSE: tl.constexpr,
+    RESUMED: tl.constexpr,
+    KEPT: tl.constexpr,
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -96,11 +108,17 @@ def attend_new(
     STAGES: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Results out [tokens, heads, V_DIM] of all requests but those that are cut into parts.
+    """Results out [tokens, heads, V_DIM] of requests of FEWEST to MOST query rows.
 
-    Of these, PARTED: partial results float32 [rows, KV_HEADS, V_DIM] and log2 of their weights. A
-    program takes an item of one KV head. Planes, page strides and STRIDES are as in decode.
+    A program takes an item of one KV head. Planes, page strides and STRIDES are as in decode.
     past_scale and own_scale turn a product into a score in base 2 (before the soft cap: in base e).
+
+    PARTED: of requests that are cut into parts, kept float32 [rows, KV_HEADS, V_DIM] and
+    kept_weights hold partial results and log2 of their weights instead.
+    K_DENSE, V_DENSE: the planes are a scratch that has `share` tokens of each of those requests, in
+    their order, from `low` on behind the first that it sees. These tokens are looked at, RESUMED:
+    after others, of which kept [tokens, heads, V_DIM] and kept_weights hold the states; KEPT:
+    before others, for which the states are written there.
     """
     head = tl.program_id(1)
     if head == 0:
@@ -124,6 +142,8 @@ def attend_new(
         GROUP,
         ROWS,
         TOKENS,
+        FEWEST,
+        MOST,
         PARTED,
         REQUESTS,
     )
@@ -138,12 +158,14 @@ def attend_new(
         queries = tl.load(query_offsets + request + 1) - start
         length = tl.load(seq_lens + request)
         first, size, tiles, parts = parting(
-            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, PARTED
+            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, PARTED
         )
+        if K_DENSE or V_DENSE:
+            size = share
         part = item // tiles
         first_line = item % tiles * ROWS
         past = tl.maximum(length - queries, 0)
-        begin = first + part * size
+        begin = first + low + part * size
         last = tl.minimum(tl.minimum(past, reach), begin + size)
 
         line = first_line + tl.arange(0, ROWS)
@@ -152,6 +174,8 @@ def attend_new(
         position = past + query
         heads = head * GROUP + line % GROUP
         token = (start + query).to(tl.int64)
+        row = token * (KV_HEADS * GROUP) + heads
+        rows = num_tokens * (KV_HEADS * GROUP)
         q_row = q + token * q_token + heads.to(tl.int64) * q_head
         lowest = begin
         if WINDOW:
@@ -168,120 +192,92 @@ def attend_new(
         if K_ROTATED:
             asking = turn_rows(asking, turns, False, K_DTYPE)
         table = page_table + request.to(tl.int64) * table_row
-        state = (
-            tl.full([ROWS], LOWEST, tl.float32),
-            tl.zeros([ROWS], tl.float32),
-            tl.zeros([ROWS, V_WIDTH], tl.float32),
-            tl.zeros([TOKENS], tl.int32),
+        dense = tl.sum(tl.where(before & (items > 0), share, 0), 0) - first - low
+        state = begin_state(kept, kept_weights, row, rows, asked, V_DIM, V_WIDTH, TOKENS, RESUMED)
+        state = past_steps(
+            state,
+            asking,
+            power * past_scale,
+            position,
+            table,
+            dense,
+            head,
+            begin,
+            lowest,
+            last,
+            k_planes,
+            v_planes,
+            k_pages,
+            v_pages,
+            num_pages,
+            softcap,
+            window,
+            LOAD_K,
+            LOAD_V,
+            K_DIM,
+            V_DIM,
+            K_COLUMNS,
+            V_COLUMNS,
+            K_SPLIT,
+            V_SPLIT,
+            K_DTYPE,
+            V_DTYPE,
+            K_SCALES,
+            V_SCALES,
+            K_WORD,
+            V_WORD,
+            K_STRIDES,
+            V_STRIDES,
+            PAGE,
+            TOKENS,
+            WINDOW,
+            SOFTCAP,
+            K_DENSE,
+            V_DENSE,
+            STAGES,
+            ASM,
         )
-        whole = begin
-        if not WINDOW:
-            whole = begin + tl.maximum(last - begin, 0) // TOKENS * TOKENS
-        # Whole tiles need no masks; in a window there are none.
-        for masked in tl.static_range(1 if WINDOW else 0, 2):
-            for at in tl.range(
-                whole if masked else begin,
-                last if masked else whole,
-                TOKENS,
-                num_stages=STAGES if WINDOW or not masked else 1,
-            ):
-                state = past_step(
-                    at,
-                    state,
-                    asking,
-                    power * past_scale,
-                    position,
-                    table,
-                    head,
-                    lowest,
-                    last,
-                    k_planes,
-                    v_planes,
-                    k_pages,
-                    v_pages,
-                    num_pages,
-                    softcap,
-                    window,
-                    masked,
-                    LOAD_K,
-                    LOAD_V,
-                    K_DIM,
-                    V_DIM,
-                    K_COLUMNS,
-                    V_COLUMNS,
-                    K_SPLIT,
-                    V_SPLIT,
-                    K_DTYPE,
-                    V_DTYPE,
-                    K_SCALES,
-                    V_SCALES,
-                    K_WORD,
-                    V_WORD,
-                    K_STRIDES,
-                    V_STRIDES,
-                    PAGE,
-                    TOKENS,
-                    WINDOW,
-                    SOFTCAP,
-                    ASM,
-                )
-        lost = tl.max(state[3], 0) > 0
-        own_state = passed_on(state, turns, V_ROTATED, V_FACTOR)
-
-        own = tl.minimum(queries, num_tokens - start)
-        # Those that the tile's last row sees; a padded request (length 0) and other parts: none.
-        own_last = tl.minimum(own, (first_line + ROWS - 1) // GROUP + 1)
-        own_last = tl.where((length > 0) & (part == parts - 1), own_last, 0)
-        own_first = own_last * 0
-        if WINDOW:
-            own_first = tl.maximum(first_line // GROUP - window + 1, 0) // TOKENS * TOKENS
-            own_whole = own_first
-        else:
-            own_whole = tl.minimum(own_last, first_line // GROUP + 1) // TOKENS * TOKENS
-        asking = load_queries(q_row, asked, line, K_DIM, K_WIDTH, 1, 0)
-        asking, power = to_powers(asking, 1, OWN_K_DTYPE)
-        asking = asking[0]
-        own_k = k + start.to(tl.int64) * k_token + head.to(tl.int64) * k_head
-        own_v = v + start.to(tl.int64) * v_token + head.to(tl.int64) * v_head
-        for masked in tl.static_range(1 if WINDOW else 0, 2):
-            for at in tl.range(
-                own_whole if masked else own_first,
-                own_last if masked else own_whole,
-                TOKENS,
-                num_stages=STAGES if WINDOW or not masked else 1,
-            ):
-                own_state = own_step(
-                    at,
-                    own_state,
-                    asking,
-                    power * own_scale,
-                    query,
-                    own_k,
-                    own_v,
-                    k_token,
-                    v_token,
-                    own_last,
-                    softcap,
-                    window,
-                    masked,
-                    K_DIM,
-                    V_DIM,
-                    K_WIDTH,
-                    V_WIDTH,
-                    OWN_K_DTYPE,
-                    OWN_V_DTYPE,
-                    TOKENS,
-                    WINDOW,
-                    SOFTCAP,
-                    ASM,
-                )
         # A page was needed that is not there: never the numbers of another request.
-        broken = lost | (past > reach)
-        if parts == 1:
-            target = out + token * out_token + heads.to(tl.int64) * out_head
-            store_means(own_state, target, asked, broken, sinks, heads, V_DIM, SINKS)
-        elif PARTED:
-            slot = tl.sum(tl.where(before, partial_rows, 0), 0) + part * queries * GROUP + line
-            asked = asked & (slot < capacity)
-            slot = slot.to(tl.int64) * KV_HEADS + head
-            store_part(own_state, partial + slot * V_DIM, partial_lse + slot, asked, broken, V_DIM)
+        broken = (tl.max(state[3], 0) > 0) | (past > reach)
+        if KEPT:
+            keep_state(state, kept, kept_weights, row, rows, asked, V_DIM)
+        else:
+            # Own tokens that the last row sees; a padded request (length 0) and other parts: none.
+            own_last = tl.minimum(queries, (first_line + ROWS - 1) // GROUP + 1)
+            own_last = tl.minimum(own_last, num_tokens - start)
+            own_last = tl.where((length > 0) & (part == parts - 1), own_last, 0)
+            asking = load_queries(q_row, asked, line, K_DIM, K_WIDTH, 1, 0)
+            asking, power = to_powers(asking, 1, OWN_K_DTYPE)
+            own_state = own_steps(
+                passed_on(state, turns, V_ROTATED, V_FACTOR),
+                asking[0],
+                power * own_scale,
+                query,
+                k + start.to(tl.int64) * k_token + head.to(tl.int64) * k_head,
+                v + start.to(tl.int64) * v_token + head.to(tl.int64) * v_head,
+                k_token,
+                v_token,
+                first_line // GROUP,
+                own_last,
+                softcap,
+                window,
+                K_DIM,
+                V_DIM,
+                K_WIDTH,
+                V_WIDTH,
+                OWN_K_DTYPE,
+                OWN_V_DTYPE,
+                TOKENS,
+                WINDOW,
+                SOFTCAP,
+                STAGES,
+                ASM,
+            )
+            if parts == 1:
+                target = out + token * out_token + heads.to(tl.int64) * out_head
+                store_means(own_state, target, asked, broken, sinks, heads, V_DIM, SINKS)
+            elif PARTED:
+                slot = tl.sum(tl.where(before, partial_rows, 0), 0) + part * queries * GROUP + line
+                asked = asked & (slot < capacity)
+                row = slot.to(tl.int64) * KV_HEADS + head
+                store_part(own_state, kept + row * V_DIM, kept_weights + row, asked, broken, V_DIM)

@@ -35,6 +35,8 @@ def merge_parts(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    FEWEST: tl.constexpr,
+    MOST: tl.constexpr,
     LINES: tl.constexpr,
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -55,7 +57,7 @@ def merge_parts(
     queries = tl.load(query_offsets + request + 1, mask=there, other=0) - start
     length = tl.load(seq_lens + request, mask=there, other=0)
     _first, _size, _tiles, parts = parting(
-        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, True
+        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, True
     )
     there = there & (parts > 1)
     if tl.max(there.to(tl.int32), 0) > 0:
@@ -69,6 +71,8 @@ def merge_parts(
             GROUP,
             ROWS,
             TOKENS,
+            FEWEST,
+            MOST,
             True,
             REQUESTS,
         )

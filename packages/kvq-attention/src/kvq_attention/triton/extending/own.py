@@ -75,3 +75,70 @@ def own_step(
     weight = weight * fade + tl.sum(weights, 1)
     sums = accumulate(sums * fade[:, None], weights, values, V_DTYPE, ASM)
     return new_top, weight, sums
+
+
+@triton.jit
+def own_steps(
+    state,
+    asking,
+    power,
+    query,
+    k,
+    v,
+    k_token,
+    v_token,
+    lowest_query,
+    last,
+    softcap,
+    window,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_WIDTH: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+    K_DTYPE: tl.constexpr,
+    V_DTYPE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """The state with own tokens up to `last` added to it; lowest_query: the first row's token."""
+    first = last * 0
+    whole = tl.minimum(last, lowest_query + 1) // TOKENS * TOKENS
+    if WINDOW:
+        first = tl.maximum(lowest_query - window + 1, 0) // TOKENS * TOKENS
+        whole = first
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
+        for at in tl.range(
+            whole if masked else first,
+            last if masked else whole,
+            TOKENS,
+            num_stages=STAGES if WINDOW or not masked else 1,
+        ):
+            state = own_step(
+                at,
+                state,
+                asking,
+                power,
+                query,
+                k,
+                v,
+                k_token,
+                v_token,
+                last,
+                softcap,
+                window,
+                masked,
+                K_DIM,
+                V_DIM,
+                K_WIDTH,
+                V_WIDTH,
+                K_DTYPE,
+                V_DTYPE,
+                TOKENS,
+                WINDOW,
+                SOFTCAP,
+                ASM,
+            )
+    return state

@@ -32,6 +32,7 @@ def past_step(
     power,
     position,
     table,
+    dense,
     head,
     lowest,
     last,
@@ -63,24 +64,30 @@ def past_step(
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    K_DENSE: tl.constexpr,
+    V_DENSE: tl.constexpr,
     ASM: tl.constexpr,
 ):
     """The state with the tokens from `at` on added to it.
 
     asking, power: the rows' queries and what scores are multiplied by; position [rows]: the rows'
     own; tokens in [lowest, last) are looked at. Not MASKED: all of the tile is, by every row.
+    table: a request's row of the page table. K_DENSE, V_DENSE: that side's pages are of one token
+    and follow each other, the one of position p is dense + p.
     """
     top, weight, sums, lost = state
     token = at + tl.arange(0, TOKENS)
     inside = None
     if MASKED:
         inside = (token >= lowest) & (token < last)
-    page, missing = find_pages(table, token, inside, num_pages, PAGE)
-    lost |= missing.to(tl.int32)
+    page = token + dense
+    if not (K_DENSE and V_DENSE):
+        page, missing = find_pages(table, token, inside, num_pages, PAGE)
+        lost |= missing.to(tl.int32)
     keys, scale = load_past(
         k_planes,
         k_pages,
-        page,
+        token + dense if K_DENSE else page,
         token,
         head,
         inside,
@@ -91,7 +98,7 @@ def past_step(
         K_SCALES,
         K_WORD,
         K_STRIDES,
-        PAGE,
+        1 if K_DENSE else PAGE,
         ASM,
     )
     scores = scores_of(asking, keys, K_DTYPE, ASM) * power[:, None]
@@ -107,7 +114,7 @@ def past_step(
     values, scale = load_past(
         v_planes,
         v_pages,
-        page,
+        token + dense if V_DENSE else page,
         token,
         head,
         inside,
@@ -118,7 +125,7 @@ def past_step(
         V_SCALES,
         V_WORD,
         V_STRIDES,
-        PAGE,
+        1 if V_DENSE else PAGE,
         ASM,
     )
     heavy = scores
@@ -135,3 +142,105 @@ def past_step(
             weights = tl.where(seen, weights, 0.0)  # 0 · NaN
     sums = accumulate(sums * fade[:, None], weights, values, V_DTYPE, ASM)
     return new_top, weight, sums, lost
+
+
+@triton.jit
+def past_steps(
+    state,
+    asking,
+    power,
+    position,
+    table,
+    dense,
+    head,
+    begin,
+    lowest,
+    last,
+    k_planes,
+    v_planes,
+    k_pages,
+    v_pages,
+    num_pages,
+    softcap,
+    window,
+    LOAD_K: tl.constexpr,
+    LOAD_V: tl.constexpr,
+    K_DIM: tl.constexpr,
+    V_DIM: tl.constexpr,
+    K_COLUMNS: tl.constexpr,
+    V_COLUMNS: tl.constexpr,
+    K_SPLIT: tl.constexpr,
+    V_SPLIT: tl.constexpr,
+    K_DTYPE: tl.constexpr,
+    V_DTYPE: tl.constexpr,
+    K_SCALES: tl.constexpr,
+    V_SCALES: tl.constexpr,
+    K_WORD: tl.constexpr,
+    V_WORD: tl.constexpr,
+    K_STRIDES: tl.constexpr,
+    V_STRIDES: tl.constexpr,
+    PAGE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    K_DENSE: tl.constexpr,
+    V_DENSE: tl.constexpr,
+    STAGES: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """The state with tokens [lowest, last) on added to it; tiles lie at multiples from `begin`."""
+    whole = begin
+    if not WINDOW:
+        whole = begin + tl.maximum(last - begin, 0) // TOKENS * TOKENS
+    # Whole tiles need no masks; in a window there are none.
+    for masked in tl.static_range(1 if WINDOW else 0, 2):
+        for at in tl.range(
+            whole if masked else begin,
+            last if masked else whole,
+            TOKENS,
+            num_stages=STAGES if WINDOW or not masked else 1,
+        ):
+            state = past_step(
+                at,
+                state,
+                asking,
+                power,
+                position,
+                table,
+                dense,
+                head,
+                lowest,
+                last,
+                k_planes,
+                v_planes,
+                k_pages,
+                v_pages,
+                num_pages,
+                softcap,
+                window,
+                masked,
+                LOAD_K,
+                LOAD_V,
+                K_DIM,
+                V_DIM,
+                K_COLUMNS,
+                V_COLUMNS,
+                K_SPLIT,
+                V_SPLIT,
+                K_DTYPE,
+                V_DTYPE,
+                K_SCALES,
+                V_SCALES,
+                K_WORD,
+                V_WORD,
+                K_STRIDES,
+                V_STRIDES,
+                PAGE,
+                TOKENS,
+                WINDOW,
+                SOFTCAP,
+                K_DENSE,
+                V_DENSE,
+                ASM,
+            )
+    return state

@@ -6,7 +6,44 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.partials import narrow
-from kvq_attention.triton.softmax import log2_sink
+from kvq_attention.triton.softmax import LOWEST, log2_sink
+
+
+@triton.jit
+def begin_state(
+    kept,
+    kept_weights,
+    row,
+    rows,
+    asked,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TOKENS: tl.constexpr,
+    RESUMED: tl.constexpr,
+):
+    """Reference, weight, sums and tokens without a page: of nothing yet, or RESUMED, as kept."""
+    if RESUMED:
+        column = tl.arange(0, WIDTH)
+        there = asked[:, None] & (column < DIM)[None, :]
+        top = tl.load(kept_weights + row, mask=asked, other=LOWEST)
+        weight = tl.load(kept_weights + rows + row, mask=asked, other=0.0)
+        sums = tl.load(kept + row[:, None] * DIM + column[None, :], mask=there, other=0.0)
+    else:
+        top = tl.full([row.shape[0]], LOWEST, tl.float32)
+        weight = tl.zeros([row.shape[0]], tl.float32)
+        sums = tl.zeros([row.shape[0], WIDTH], tl.float32)
+    return top, weight, sums, tl.zeros([TOKENS], tl.int32)
+
+
+@triton.jit
+def keep_state(state, kept, kept_weights, row, rows, asked, DIM: tl.constexpr):
+    """Store a state, bit for bit: sums [rows, DIM], and behind the references the weights."""
+    top, weight, sums, _lost = state
+    column = tl.arange(0, sums.shape[1])
+    there = asked[:, None] & (column < DIM)[None, :]
+    tl.store(kept_weights + row, top, mask=asked)
+    tl.store(kept_weights + rows + row, weight, mask=asked)
+    tl.store(kept + row[:, None] * DIM + column[None, :], sums, mask=there)
 
 
 @triton.jit

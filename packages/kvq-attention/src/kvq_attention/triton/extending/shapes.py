@@ -35,7 +35,7 @@ def pick(width: int, product_bytes: int, *, shared_bytes: int) -> Shape:
     if product_bytes > 2:
         return Shape(64 if large and width <= 128 else 32, 32, 4, 1)
     if width > 128:
-        return Shape(64, 32, 4, 2) if large else Shape(32, 32, 4, 1)
+        return Shape(128, 32, 8, 2) if large else Shape(32, 32, 4, 1)
     return Shape(128, 64, 8, 2) if large else Shape(64, 32, 4, 1)
 
 

@@ -1,0 +1,210 @@
+"""The route through a scratch: the packed past is decoded once, into fp16 rows of a bound size.
+
+A scratch holds the very numbers that the loop over packed tiles would have. Where the bound holds
+fewer tokens than there are, KV heads are served in turn, and then parts of the past, between which
+the state of each row is kept as it is: not a bit of a result changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+from kvq_attention.triton.compat import ptx_level
+from kvq_attention.triton.extending.step import Step, attend
+from kvq_attention.triton.extending.unpack import unpack
+from kvq_attention.triton.formats import fp16
+from kvq_attention.triton.planes import PlaneArgument
+from kvq_attention.triton.side import Side
+from kvq_attention.triton.tile import Tile
+
+# Tokens of a part at least: smaller ones cost more launches than they are worth.
+LEAST_SHARE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a scratch is used.
+
+    Attributes
+    ----------
+    heads : KV heads at a time
+    share : tokens of each request at a time
+    parts : as many times
+    nbytes : of the scratch and of what is kept between parts
+    """
+
+    heads: int
+    share: int
+    parts: int
+    nbytes: int
+
+
+def row_bytes(dims: tuple[int, ...]) -> int:
+    """Bytes of a token and head: fp16 values and a float32 factor for each packed side."""
+    values, factor = torch.float16.itemsize, torch.float32.itemsize
+    return sum(dim * values + factor for dim in dims)
+
+
+def plan(
+    kept_rows: int,
+    v_dim: int,
+    requests: int,
+    kv_heads: int,
+    dims: tuple[int, ...],
+    visible: int,
+    tile: int,
+    scratch_bytes: int,
+) -> Plan | None:
+    """All tokens of as many heads as there is room for, or parts of one head's; None: no room.
+
+    Parameters
+    ----------
+    kept_rows : query rows of a KV head, whose states are kept between parts
+    v_dim : values of such a state
+    requests : that are served at a time
+    dims : values a row of each packed side
+    visible : tokens of a past at most
+    tile : tokens that a part is a multiple of
+    scratch_bytes : that `Plan.nbytes` does not exceed
+    """
+    token_bytes = requests * row_bytes(dims)
+    whole = -(-visible // tile) * tile
+    heads = min(kv_heads, scratch_bytes // (whole * token_bytes))
+    if heads:
+        return Plan(heads, whole, 1, heads * whole * token_bytes)
+    kept = kept_rows * (v_dim + 2) * torch.float32.itemsize
+    share = max(0, scratch_bytes - kept) // token_bytes // tile * tile
+    if share < LEAST_SHARE:
+        return None
+    return Plan(1, share, -(-visible // share), kept + share * token_bytes)
+
+
+def extend_through(
+    step: Step,
+    sides: tuple[Side, Side],
+    packed: tuple[bool, bool],
+    num_pages: int,
+    requests: int,
+    planned: Plan,
+    fewest: int,
+) -> None:
+    """Write the results of requests of `fewest` query rows a KV head and more.
+
+    packed : whether each side is read through the scratch
+    requests : that there are of these at most
+    """
+    rows = requests * planned.share
+    kept_rows = step.num_tokens * planned.heads * step.group if planned.parts > 1 else 1
+    kept = step.q.new_empty(kept_rows, sides[1].dim, dtype=torch.float32)
+    kept_weights = step.q.new_empty(2 * kept_rows, dtype=torch.float32)
+    tiles = step.num_tokens * step.group // step.shape.rows + requests
+    made = [
+        _Scratch.of(step, side, rows, planned.heads) if is_packed else None
+        for side, is_packed in zip(sides, packed, strict=True)
+    ]
+    for first in range(0, step.kv_heads, planned.heads):
+        heads = range(first, min(first + planned.heads, step.kv_heads))
+        part_of = step.heads(heads)
+        k, v = (
+            _some_heads(side, heads) if scratch is None else scratch.side(side, len(heads))
+            for side, scratch in zip(sides, made, strict=True)
+        )
+        for part in range(planned.parts):
+            low = part * planned.share
+            for side, dense, is_packed in zip(sides, (k, v), packed, strict=True):
+                if is_packed:
+                    source = _some_heads(side, heads)
+                    _unpack(part_of, source, dense, num_pages, requests, low, planned, fewest)
+            attend(
+                *(part_of, k, v, tiles, kept, kept_weights),
+                num_pages=num_pages,
+                low=low,
+                share=planned.share,
+                fewest=fewest,
+                dense=packed,
+                resumed=part > 0,
+                keep=part < planned.parts - 1,
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Scratch:
+    """Room for one side's rows: fp16 [rows · heads · dim], and a factor float32 [rows · heads]."""
+
+    values: torch.Tensor
+    factors: torch.Tensor
+    rows: int
+
+    @classmethod
+    def of(cls, step: Step, side: Side, rows: int, heads: int) -> _Scratch:
+        values = step.q.new_empty(rows * heads * side.dim, dtype=torch.float16)
+        return cls(values, step.q.new_empty(rows * heads, dtype=torch.float32), rows)
+
+    def side(self, packed: Side, heads: int) -> Side:
+        """What it is to the kernel for so many heads: a row a page, with a scale of its own."""
+        count = self.rows * heads
+        values = self.values[: count * packed.dim].view(self.rows, heads, 1, packed.dim)
+        factors = self.factors[:count].view(self.rows, heads, 1, 1)
+        code, scale = (PlaneArgument(x, *x.stride()[:3]) for x in (values, factors))
+        tile = Tile(
+            fp16.load,
+            split=1,
+            codes={"values": torch.float16},
+            scale="factor",
+            factor=packed.tile.factor,
+            rotated=packed.tile.rotated,
+        )
+        return Side(
+            tile, packed.dim, row_bytes((packed.dim,)), (code, code, scale), 1, False, packed.dtype
+        )
+
+
+def _some_heads(side: Side, heads: range) -> Side:
+    """A cache's side without its other heads."""
+    first, second, scale = (
+        replace(plane, tensor=plane.tensor.narrow(1, heads.start, len(heads)))
+        for plane in side.planes
+    )
+    return replace(side, planes=(first, second, scale))
+
+
+def _unpack(
+    step: Step,
+    side: Side,
+    dense: Side,
+    num_pages: int,
+    requests: int,
+    low: int,
+    planned: Plan,
+    fewest: int,
+) -> None:
+    """Decode a part of some heads' rows."""
+    constants = side.constants("K")
+    names = ("DIM", "COLUMNS", "SPLIT", "SCALES", "WORD", "STRIDES")
+    tiles = triton.cdiv(min(planned.share, step.visible), step.shape.tokens)
+    unpack[(tiles, step.kv_heads, requests)](
+        side.tensors,
+        dense.tensors[0],
+        dense.tensors[2],
+        step.query_offsets,
+        step.seq_lens,
+        step.table,
+        side.pages,
+        step.table.stride(0),
+        num_pages,
+        step.num_requests,
+        step.reach,
+        low,
+        planned.share,
+        step.window or 0,
+        **{name: constants[f"K_{name}"] for name in names},
+        **step.common,
+        LOAD=side.tile.load,
+        KV_HEADS=step.kv_heads,
+        PAGE=step.page_tokens,
+        FEWEST=fewest,
+        ASM=ptx_level(step.q.device),
+    )

@@ -1,0 +1,89 @@
+"""How an extend reads the past, and how a scratch is used: without a kernel."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from kvq_attention.triton.extending import routes, scratch, shapes
+from kvq_attention.triton.extending.items import MOST_PARTS
+
+MIB = 1 << 20
+STEP: dict[str, Any] = {
+    "num_tokens": 2048,
+    "requests": 1,
+    "kv_heads": 8,
+    "group": 4,
+    "visible": 8192,
+    "tile": 64,
+    "scratch_bytes": 128 * MIB,
+}
+
+
+def choose(
+    k: str = "q4_0", v: str = "q4_0", dims: tuple[int, int] = (128, 128), **change: Any
+) -> Any:
+    return routes.choose((k, v), dims, **{**STEP, **change})
+
+
+def test_long_chunks_go_through_a_scratch_and_short_ones_do_not() -> None:
+    least = routes.BREAK_EVEN // STEP["group"]
+    assert choose(num_tokens=least).plan is not None
+    assert choose(num_tokens=least - 1) == routes.Route()
+    assert choose(num_tokens=least, group=1) == routes.Route()
+    assert choose(num_tokens=7, break_even=28).fewest == 28
+    # as many requests as could have so many rows each
+    assert choose(requests=64).requests == 2048 * 4 // routes.BREAK_EVEN
+
+
+@pytest.mark.parametrize(
+    "change", [{"scratch_bytes": 0}, {"visible": 0}, {"k": "bf16", "v": "fp16"}]
+)
+def test_without_room_or_anything_to_decode_there_is_no_scratch(change: dict[str, Any]) -> None:
+    assert choose(**change) == routes.Route()
+
+
+def test_a_plain_side_takes_no_room() -> None:
+    both, one = choose(), choose(v="bf16")
+    assert one.plan.nbytes * 2 == both.plan.nbytes
+    assert routes.packed(("q4_0", "bf16")) == (True, False)
+
+
+def test_a_route_is_told_in_words() -> None:
+    assert str(routes.Route()) == "decoded within the loop"
+    assert str(choose()) == (
+        "decoded within the loop below 2048 query rows, else through a scratch of 34,078,720 "
+        "bytes: 8 heads, 8,192 tokens at a time"
+    )
+
+
+def test_both_routes_give_the_same_bits_where_one_may_be_taken_for_the_other() -> None:
+    """A past that the loop would cut into parts is summed in another order."""
+    for width, product_bytes, shared in product((64, 128, 256), (2, 4), (64 << 10, 228 << 10)):
+        shape = shapes.pick(width, product_bytes, shared_bytes=shared)
+        assert MOST_PARTS.value // (routes.BREAK_EVEN // shape.rows) <= 1
+
+
+@pytest.mark.parametrize("bound", [MIB // 2, MIB, 8 * MIB, 128 * MIB, 1024 * MIB])
+@pytest.mark.parametrize("visible", [1, 64, 8192, 65536, 1 << 20])
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_plan_covers_the_past_within_its_bound(bound: int, visible: int, requests: int) -> None:
+    for rows, dims in product((1, 8192), ((64,), (128, 128), (256, 64))):
+        plan = scratch.plan(rows, 128, requests, 8, dims, visible, 64, bound)
+        least = requests * scratch.LEAST_SHARE * scratch.row_bytes(dims)
+        if plan is None:
+            assert rows * 130 * 4 + least > bound
+            continue
+        assert plan.nbytes <= bound and plan.share % 64 == 0
+        assert (plan.parts - 1) * plan.share < visible <= plan.parts * plan.share
+        assert plan.parts == 1 or plan.heads == 1
+        kept = rows * 130 * 4 if plan.parts > 1 else 0
+        taken = requests * plan.heads * plan.share * scratch.row_bytes(dims)
+        assert plan.nbytes == kept + taken
+
+
+def test_64k_tokens_fit_into_8_mib() -> None:
+    plan = choose(visible=65536, scratch_bytes=8 * MIB).plan
+    assert plan.heads == 1 and plan.parts == 9 and plan.nbytes <= 8 * MIB
