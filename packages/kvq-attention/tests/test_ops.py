@@ -253,7 +253,7 @@ def test_tensors_without_values_are_refused(op: str) -> None:
     [
         ("store", "v", "store with float64"),
         ("decode", "q", "decode with float64"),
-        ("extend", "k", "extend"),
+        ("extend", "k", "extend with float64"),
     ],
 )
 def test_float64_is_refused_by_triton_and_served_by_auto(op: str, wide: str, lacking: str) -> None:

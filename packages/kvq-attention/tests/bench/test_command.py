@@ -82,6 +82,6 @@ def test_help_explains_every_option(bench, capsys):
         bench("--help")
     words = capsys.readouterr().out.partition("options:")[2]
     explained = re.split(r"^  (?:-h, )?--", words, flags=re.MULTILINE)[1:]
-    assert len(explained) == 14
+    assert len(explained) == 15
     for option in explained:
         assert len(re.split(r" {2,}|\n", option.strip(), maxsplit=1)) == 2, option

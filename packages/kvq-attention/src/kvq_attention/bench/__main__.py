@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvq_attention import support
 from kvq_attention.bench.files import check_writable, write
-from kvq_attention.bench.plan import BUDGET_SECONDS, DEFAULTS, DEVICES, plan
+from kvq_attention.bench.plan import BUDGET_SECONDS, DEFAULTS, DEVICES, MEASURED, plan
 from kvq_attention.bench.report import as_json, notes, problems, tables
 from kvq_attention.bench.session import Record, run
 from kvq_attention.errors import AttentionError
@@ -49,7 +49,11 @@ def _parser() -> argparse.ArgumentParser:
     lists = {
         "shape": ("HEADS/KV_HEADSxHEAD_DIM,…", "layers, the most important first", usual.shape),
         "codecs": ("CODEC,…", "formats beside bf16, k=CODEC,v=CODEC among them", "every codec"),
-        "cases": ("BATCHxCONTEXT,…", "decode steps, the most important first", usual.cases),
+        "cases": (
+            "CASE,…",
+            "BATCHxCONTEXT, or NEW+PAST of extend, first things first",
+            usual.cases,
+        ),
         "pages": ("TOKENS,…", "tokens a page", usual.pages),
         "store-tokens": ("TOKENS,…", "tokens of a store", usual.store_tokens),
         "copy-tokens": ("TOKENS,…", "tokens whose pages are copied at once", usual.copy_tokens),
@@ -60,9 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     }
     parser = argparse.ArgumentParser(
         "python -m kvq_attention.bench",
-        description="Measure decode, store and page copies of every format beside bf16.",
+        description="Measure decode, store and page copies, or extend, beside bf16.",
     )
     add = parser.add_argument
+    add("--op", choices=MEASURED, default="decode", help="decode, stores and copies, or extend")
     add("--device", choices=DEVICES, default="cuda", help="cpu: tiny shapes, to try the command")
     add(
         "--attention-backend", "--backend", dest="backend", action="append", metavar=backends,

@@ -21,13 +21,35 @@ class Case:
     @property
     def name(self) -> str:
         """Such as 8x32k, where k is 1,024 tokens."""
-        exact = self.context % KIBI == 0
-        return f"{self.batch}x{self.context // KIBI}k" if exact else f"{self.batch}x{self.context}"
+        return f"{self.batch}x{_counted(self.context)}"
 
     @property
     def tokens(self) -> int:
         """Tokens in the cache, all requests'."""
         return self.batch * self.context
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """One extend step: a request's `tokens` new ones, with `past` packed tokens before them."""
+
+    tokens: int
+    past: int
+
+    @property
+    def name(self) -> str:
+        """Such as 2k+8k, where k is 1,024 tokens."""
+        return "+".join(map(_counted, (self.tokens, self.past)))
+
+    @property
+    def context(self) -> int:
+        """Tokens that the last one sees."""
+        return self.tokens + self.past
+
+    def flops(self, shape: Shape) -> int:
+        """Of the two products, for what each query sees."""
+        seen = self.tokens * self.past + self.tokens * (self.tokens + 1) // 2
+        return 4 * shape.heads * shape.dim * seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +106,20 @@ def parse_cases(text: str) -> tuple[Case, ...]:
     return tuple(dict.fromkeys(cases))
 
 
+def parse_extends(text: str) -> tuple[Extend, ...]:
+    """NEW+PAST tokens, separated by commas; either may end in k (1,024 tokens)."""
+    cases = []
+    for part in _parts(text, "cases"):
+        found = re.fullmatch(r"([1-9]\d{0,17})(k?)\+(0|[1-9]\d{0,17})(k?)", part)
+        if found is None:
+            raise AttentionError(
+                f"case {part!r} of extend must be NEW+PAST, such as 2k+8k: 2,048 tokens after 8,192"
+            )
+        new, past = (int(found[i]) * (KIBI if found[i + 1] else 1) for i in (1, 3))
+        cases.append(Extend(new, past))
+    return tuple(dict.fromkeys(cases))
+
+
 def parse_shape(text: str) -> Shape:
     """HEADS/KV_HEADSxHEAD_DIM."""
     found = re.fullmatch(r"([1-9]\d{0,17})/([1-9]\d{0,17})[x×]([1-9]\d{0,17})", text.strip())
@@ -118,6 +154,10 @@ def parse_counts(text: str, what: str) -> tuple[int, ...]:
     if not all(re.fullmatch(r"[1-9]\d{0,17}", part) for part in parts):
         raise AttentionError(f"{what} {text!r} must be positive integers separated by commas")
     return tuple(dict.fromkeys(map(int, parts)))
+
+
+def _counted(tokens: int) -> str:
+    return f"{tokens // KIBI}k" if tokens and tokens % KIBI == 0 else str(tokens)
 
 
 def _parts(text: str, what: str) -> list[str]:

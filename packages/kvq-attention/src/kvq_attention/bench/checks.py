@@ -40,7 +40,7 @@ def decode_error(
     for request, head in sampled(case, shape):
         pages = batch.table(TIER).page_table[request].long()
         k, v = (
-            _decoded(cache, head * shape.kv_heads // shape.heads, pages)[: case.context]
+            decoded(cache, head * shape.kv_heads // shape.heads, pages)[: case.context]
             for cache in (pool.k, pool.v)
         )
         scores = k @ q[request, head].double() * shape.dim**-0.5
@@ -67,7 +67,7 @@ def stored_exactly(
     return True
 
 
-def _decoded(cache: Encoded, head: int, pages: torch.Tensor) -> torch.Tensor:
+def decoded(cache: Encoded, head: int, pages: torch.Tensor) -> torch.Tensor:
     """One head's rows of the pages, in order: float64 [n · N, D]."""
     packed = cache.map(lambda plane: gathered(plane, head, pages))
     rows: torch.Tensor = kvq_codecs.get(cache.spec.name).decode(packed)

@@ -12,11 +12,13 @@ import kvq_codecs
 from kvq_attention import selfcheck, support
 from kvq_attention.bench.cases import (
     Case,
+    Extend,
     Formats,
     Shape,
     Spot,
     parse_cases,
     parse_counts,
+    parse_extends,
     parse_formats,
     parse_shapes,
 )
@@ -28,7 +30,8 @@ BASELINE = Formats("bf16", "bf16")
 MIXED = Formats("q8_0", "q4_0")
 DEVICES = ("cuda", "cpu")
 BUDGET_SECONDS = 330.0
-MEASURED = ("store", "decode", "copy_pages")
+# What --op takes → the operations that are called.
+MEASURED = {"decode": ("store", "decode", "copy_pages"), "extend": ("store", "extend")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class Plan:
     shapes : heads and head_dim of the layers; the first is measured first
     formats : those of the cache; the first is `BASELINE`
     cases, page_tokens : decode, each case at each page size; the most important first
+    extends : extend instead of decode, stores and copies, which are not measured beside it
     store_tokens, copy_tokens : tokens of a store, and of the pages of a `copy_pages`
     repeat : timed repetitions, of which the median counts
     budget_seconds : no measurement begins after as many
@@ -59,10 +63,21 @@ class Plan:
     repeat: int
     budget_seconds: float
     jobs: int
+    extends: tuple[Extend, ...] = ()
+
+    @property
+    def op(self) -> str:
+        """What --op says."""
+        return "extend" if self.extends else "decode"
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The operations that are called."""
+        return MEASURED[self.op]
 
     def told(self, op: str) -> tuple[str, ...]:
         """What an op is told in turn: "auto" or a name."""
-        found = (support.asked(backend, MEASURED)[op] for backend in self.backends)
+        found = (support.asked(backend, self.ops)[op] for backend in self.backends)
         return tuple(dict.fromkeys(found))
 
     def ways(self, op: str, spot: Spot) -> dict[str, str]:
@@ -97,7 +112,7 @@ class Plan:
     def not_served(self) -> list[str]:
         """What a backend is not measured at because it cannot, a line each, and why."""
         found: dict[str, None] = {}
-        for op in MEASURED:
+        for op in self.ops:
             for told in self.told(op):
                 for spot in self.spots:
                     reason = _refusal(told, self.needs(op, spot))
@@ -112,14 +127,15 @@ class Plan:
             "device": self.device,
             "shape": ",".join(shape.name for shape in self.shapes),
             "codecs": ",".join(f.name for f in self.formats),
-            "cases": ",".join(case.name for case in self.cases),
+            "op": self.op,
+            "cases": ",".join(case.name for case in self.extends or self.cases),
             "pages": ",".join(map(str, self.page_tokens)),
             "store-tokens": ",".join(map(str, self.store_tokens)),
             "copy-tokens": ",".join(map(str, self.copy_tokens)),
             "repeat": self.repeat,
             "budget-seconds": f"{self.budget_seconds:g}",
         }
-        said = [f"--{name} {value}" for name, value in listed.items()]
+        said = [f"--{name} {value}" for name, value in listed.items() if value]
         said[1:1] = [f"--attention-backend {backend}" for backend in self.backends]
         return f"kvq bench attention {' '.join(said)}"
 
@@ -130,6 +146,7 @@ class Defaults:
 
     shape: str
     cases: str
+    extends: str
     pages: str
     store_tokens: str
     copy_tokens: str
@@ -141,6 +158,7 @@ DEFAULTS = {
     "cuda": Defaults(
         shape="32/8x128",
         cases="8x32k,32x8k,1x128k,128x1k,1x4k,8x4k,32x4k",
+        extends="2k+8k,256+8k,1k+8k,8k+8k,2k+0,16+32k",
         pages="16,64",
         store_tokens="16384,2048,256,1",
         copy_tokens="65536,1024",
@@ -150,6 +168,7 @@ DEFAULTS = {
     "cpu": Defaults(  # tiny: the code is tried, not the processor
         shape="4/2x128",
         cases="2x64,1x200",
+        extends="20+40,30+0",
         pages="16",
         store_tokens="16,1",
         copy_tokens="64",
@@ -163,6 +182,7 @@ _QUICK_CODECS = ("bf16", "q8_0", "q4_0")
 def plan(
     *,
     device: str = "cuda",
+    op: str = "decode",
     backend: str | Sequence[str] = support.AUTO,
     shape: str | None = None,
     codecs: str | None = None,
@@ -179,9 +199,12 @@ def plan(
 
     Several backends are measured beside each other, each at what it serves. Every codec that
     stores the head_dims and one pair of two codecs, unless `codecs` names some; bf16 is always
-    among them. `quick` keeps the first case and page size and three codecs.
+    among them. `op` "extend" is measured alone, at cases NEW+PAST. `quick` keeps the first case
+    and page size and three codecs.
     Raises `AttentionError`, or what kvq_codecs raises for a codec.
     """
+    if op not in MEASURED:
+        raise AttentionError(f"op {op!r} must be one of {', '.join(MEASURED)}")
     if device not in DEVICES:
         raise AttentionError(f"device {device!r} must be one of {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -192,22 +215,26 @@ def plan(
         )
     backends = tuple(dict.fromkeys([backend] if isinstance(backend, str) else backend))
     for each in backends or ("",):
-        support.asked(each, MEASURED)  # refuses what it does not know
+        support.asked(each, MEASURED[op])  # refuses what it does not know
     usual = DEFAULTS[device]
     layers = parse_shapes(shape or usual.shape)
     few = 1 if quick else None
+    extends: tuple[Extend, ...] = ()
+    if op == "extend":
+        extends = parse_extends(cases) if cases else parse_extends(usual.extends)[:few]
     chosen = Plan(
         device,
         backends,
         layers,
         _formats(codecs, layers, quick),
-        parse_cases(cases) if cases else parse_cases(usual.cases)[:few],
+        () if extends else parse_cases(cases) if cases else parse_cases(usual.cases)[:few],
         parse_counts(pages, "pages") if pages else parse_counts(usual.pages, "pages")[:few],
-        parse_counts(store_tokens or usual.store_tokens, "store tokens")[:few],
-        parse_counts(copy_tokens or usual.copy_tokens, "copy tokens")[:few],
+        () if extends else parse_counts(store_tokens or usual.store_tokens, "store tokens")[:few],
+        () if extends else parse_counts(copy_tokens or usual.copy_tokens, "copy tokens")[:few],
         usual.repeat if repeat is None else repeat,
         budget_seconds,
         usual.jobs if jobs is None else jobs,
+        extends,
     )
     if chosen.repeat < 1:
         raise AttentionError(f"--repeat must be at least 1, got {chosen.repeat}")
@@ -221,13 +248,13 @@ def plan(
 
 def _check_served(plan: Plan) -> None:
     """Refuse what would fail in every measurement, once and before the first."""
-    needs = {op: {spot: plan.needs(op, spot) for spot in plan.spots} for op in MEASURED}
+    needs = {op: {spot: plan.needs(op, spot) for spot in plan.spots} for op in plan.ops}
     whole = {op: [need for own in spots.values() for need in own] for op, spots in needs.items()}
     if len(plan.backends) == 1:
         support.pick_each(plan.backends[0], whole)
         return
     for backend in plan.backends:
-        for op, told in support.asked(backend, MEASURED).items():
+        for op, told in support.asked(backend, plan.ops).items():
             if op in needs and all(_refusal(told, own) for own in needs[op].values()):
                 support.pick(told, whole[op])
     for op, spots in needs.items():

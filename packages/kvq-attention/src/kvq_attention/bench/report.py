@@ -13,6 +13,8 @@ Record = dict[str, Any]
 Row = dict[str, Any]
 Forms = dict[str, Callable[[Row], str]]  # column → its cell of a row
 
+TABLES = ("decode", "extend", "peers", "store", "copy")
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -36,13 +38,15 @@ class Table:
 
 
 def tables(record: Record) -> list[Table]:
-    """Ceilings, decode, peers, store, copies: one for each size; a line for each format."""
-    rows = {key: with_shapes(record, key) for key in ("decode", "peers", "store", "copy")}
+    """Ceilings, decode, extend, peers, store, copies: one for each size; a line for each format."""
+    rows = {key: with_shapes(record, key) for key in TABLES}
+    peers = _EXTEND if rows["extend"] else _DECODE
     copied = "copy_pages of {pages} pages of {page_tokens}, {shape}"
     return [
         _ceilings(record),
         *_by_codec(rows["decode"], "decode {case}, page {page_tokens}, {shape}", _DECODE),
-        *_grouped(rows["peers"], "peers over the rows of {case}, {shape}", "peer", _DECODE),
+        *_extends(rows["extend"]),
+        *_grouped(rows["peers"], "peers over the rows of {case}, {shape}", "peer", peers),
         *_by_codec(rows["store"], "store of {tokens} tokens, {shape}", _MOVED),
         *_by_codec(rows["copy"], copied, _MOVED),
     ]
@@ -51,7 +55,7 @@ def tables(record: Record) -> list[Table]:
 def with_shapes(record: Record, key: str) -> list[Row]:
     """Rows that name their shape, which records of schema 1 named once for all."""
     only = {"shape": record["shape"]} if "shape" in record else {}
-    return [only | row for row in record[key]]
+    return [only | row for row in record.get(key, ())]
 
 
 def problems(record: Record) -> list[str]:
@@ -59,7 +63,7 @@ def problems(record: Record) -> list[str]:
     found = [
         f"{row['case']}, page {row['page_tokens']}, {row['shape']}, {row['codec']} on "
         f"{row['backend']}: the error {_error(row['error'])} is above {MAX_DECODE_ERROR:g}"
-        for row in with_shapes(record, "decode")
+        for row in (*with_shapes(record, "decode"), *with_shapes(record, "extend"))
         if row["error"] is None or row["error"] > MAX_DECODE_ERROR
     ]
     for table, what in (("store", "stored"), ("copy", "copied")):
@@ -75,9 +79,7 @@ def notes(record: Record) -> list[str]:
     """What no figure is of, a line each: not served, or left out by the budget, maybe all."""
     found = [f"not served: {what}" for what in record.get("not_served", ())]
     found += [f"not measured: {name}" for name in record["left_out"]]
-    if record["left_out"] and not any(
-        record[key] for key in ("decode", "peers", "store", "copy", "failed")
-    ):
+    if record["left_out"] and not any(record.get(key) for key in (*TABLES, "failed")):
         found.append("nothing was measured: --budget-seconds was over before the first measurement")
     return found
 
@@ -104,11 +106,23 @@ _DECODE: Forms = {
     "× bf16": lambda row: _times(row.get("speed_up")),
     "error": lambda row: _error(row["error"]),
 }
+_EXTEND: Forms = {
+    "µs": lambda row: _number(row["us"]),
+    "TFLOP/s": lambda row: _number(row["tflop_per_s"]),
+    "× bf16": lambda row: _times(row.get("speed_up")),
+    "error": lambda row: _error(row["error"]),
+}
 _MOVED: Forms = {
     "µs": lambda row: _number(row["us"]),
     "GB/s": lambda row: _number(row["gb_per_s"]),
     "of copy": lambda row: _share(row["share_of_copy"]),
 }
+
+
+def _extends(rows: list[Row]) -> list[Table]:
+    """Tables of extend: a line for each format and way in which the past was read."""
+    named = [row | {"codec": f"{row['codec']}, {row['route']}"} for row in rows]
+    return _by_codec(named, "extend {case}, page {page_tokens}, {shape}", _EXTEND)
 
 
 def _by_codec(rows: list[Row], title: str, forms: Forms) -> list[Table]:

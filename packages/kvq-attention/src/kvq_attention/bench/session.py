@@ -16,7 +16,9 @@ from kvq_attention.bench.ahead import compile_ahead
 from kvq_attention.bench.cases import Case, Shape, Spot
 from kvq_attention.bench.ceilings import measure_ceilings
 from kvq_attention.bench.decode import decode_row, sdpa_row
+from kvq_attention.bench.extend import ROUTES, extend_row, peer_row, peers
 from kvq_attention.bench.plan import BASELINE, Plan
+from kvq_attention.bench.report import TABLES
 from kvq_attention.bench.rows import Ceilings, Row
 from kvq_attention.bench.store import copy_row, store_row
 
@@ -43,6 +45,9 @@ class Task:
 
 def tasks(plan: Plan) -> Iterator[Task]:
     """The measurements, the most telling first: a budget may cut the rest off."""
+    if plan.extends:
+        yield from _extends(plan)
+        return
     first, *others = plan.shapes
 
     def decodes(shape: Shape, cases: tuple[Case, ...]) -> Iterator[Task]:
@@ -70,6 +75,19 @@ def tasks(plan: Plan) -> Iterator[Task]:
         for spot in _caches(plan):
             what = f"copy pages of {tokens} tokens"
             yield from _on_each(plan, "copy_pages", what, spot, partial(copy_row, plan, tokens))
+
+
+def _extends(plan: Plan) -> Iterator[Task]:
+    """The measurements of extend: each case on every layer and format, by each route there is."""
+    for case in plan.extends:
+        for spot in plan.spots:
+            for route in ROUTES:
+                what = f"extend {case.name}, page {spot.page_tokens}, {route}"
+                work = partial(extend_row, plan, case, route)
+                yield from _on_each(plan, "extend", what, spot, work)
+        if plan.device == "cuda":
+            for peer in peers():
+                yield Task("peers", f"{peer} {case.name}", partial(peer_row, plan, case, peer))
 
 
 def _on_each(
@@ -131,8 +149,8 @@ def run(
             works = _device_works(plan.device)
         else:
             record[task.table].append(row)
-            if task.table == "decode":
-                compare_with_bf16(record["decode"])
+            if task.table in ("decode", "extend"):
+                compare_with_bf16(record[task.table])
         record["seconds"] = round(time.monotonic() - begin, 2)
         keep(record)
         if plan.device == "cuda" and works:
@@ -166,7 +184,7 @@ def _empty(plan: Plan, ceilings: Ceilings, ways: list[Row]) -> Record:
         "seconds": 0.0,
         "shapes": shapes,
         "ceilings": {"read_gb_per_s": ceilings.read, "copy_gb_per_s": ceilings.copy, "ways": ways},
-        **{table: [] for table in ("decode", "peers", "store", "copy", "failed", "left_out")},
+        **{table: [] for table in (*TABLES, "failed", "left_out")},
         "not_served": plan.not_served(),
     }
 

@@ -15,6 +15,7 @@ app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 @app.command()
 @plain_errors
 def attention(
+    op: o.Op = "decode",
     codecs: o.Codecs = None,
     cases: o.Cases = None,
     pages: o.Pages = None,
@@ -30,16 +31,16 @@ def attention(
     json_file: o.JsonFile = None,
     plot: o.Plot = None,
 ) -> None:
-    """Measure decode, store and page copies of every cache format beside bf16 and the memory."""
+    """Measure decode, store and page copies, or extend, of every cache format beside bf16."""
     from kvq_attention import bench as attention_bench
     from kvq_cli.commands.screen import Screen
     from kvq_cli.plots import bar_chart, has_figures
     from kvq_cli.quoting import quoted
 
     plan = attention_bench.plan(
-        codecs=codecs, cases=cases, pages=pages, shape=shape, store_tokens=store_tokens,
-        copy_tokens=copy_tokens, backend=backend or "auto", device=device, repeat=repeat,
-        budget_seconds=budget_seconds, jobs=jobs, quick=quick,
+        op=op, codecs=codecs, cases=cases, pages=pages, shape=shape,
+        store_tokens=store_tokens, copy_tokens=copy_tokens, backend=backend or "auto",
+        device=device, repeat=repeat, budget_seconds=budget_seconds, jobs=jobs, quick=quick,
     )  # fmt: skip
     if plot is not None and plot.suffix.lower() != ".svg":
         refuse(f"--plot draws an SVG: the file's name must end in .svg, got {quoted(str(plot))}")

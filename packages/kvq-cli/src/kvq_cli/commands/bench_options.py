@@ -16,12 +16,20 @@ Codecs = Annotated[
         show_default=False,
     ),
 ]
+Op = Annotated[
+    str,
+    typer.Option(
+        metavar="decode|extend",
+        help="decode: decode, stores and page copies. extend: new tokens over a packed past.",
+    ),
+]
 Cases = Annotated[
     str | None,
     typer.Option(
-        metavar="BATCHxCONTEXT,…",
-        help="Decode steps, the most important first; 8x32k is 8 requests of 32,768 tokens. "
-        "Default: 8x32k,32x8k,1x128k,128x1k,1x4k,8x4k,32x4k.",
+        metavar="BATCHxCONTEXT,…|NEW+PAST,…",
+        help="Steps, the most important first; 8x32k: decode for 8 requests of 32,768 tokens, "
+        "2k+8k: extend by 2,048 tokens after 8,192. Default: "
+        "8x32k,32x8k,1x128k,128x1k,1x4k,8x4k,32x4k; 2k+8k,256+8k,1k+8k,8k+8k,2k+0,16+32k.",
         show_default=False,
     ),
 ]
