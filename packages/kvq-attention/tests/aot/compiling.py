@@ -34,6 +34,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 Jobs = Iterator[tuple[str, Callable[[], object]]]
 
 ARCHS = (80, 86, 89, 90, 100, 120)
+AMD = (942,)  # gfx942
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Launch:
 
     def compile(self, arch: int) -> Any:
         """What Triton would run for this launch on a GPU of that architecture."""
-        target = GPUTarget("cuda", arch, 32)
+        target = GPUTarget("hip", f"gfx{arch}", 64) if arch in AMD else GPUTarget("cuda", arch, 32)
         backend = make_backend(target)
         kernel, kwargs = self.kernel, {"debug": False, **self.kwargs}
         bind = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -124,6 +125,8 @@ def compiled(module: str, name: str, arch: int) -> list[Compiled]:
 
 def describe(job: str, arch: int, launch: Launch) -> Compiled:
     made = launch.compile(arch)
+    if arch in AMD:
+        return describe_amd(job, arch, launch, made)
     usage = resource_usage(made.asm["cubin"])
     stack_bytes = usage["STACK"] + usage["LOCAL"]
     code = tool("nvdisasm", "-c", made.asm["cubin"]) if stack_bytes else ""
@@ -139,6 +142,27 @@ def describe(job: str, arch: int, launch: Launch) -> Compiled:
         shared_bytes=made.metadata.shared,
         numbers={name: n for name, n in launch.kwargs.items() if type(n) is int},
         ptx=instructions(made.asm["ptx"]),
+    )
+
+
+def describe_amd(job: str, arch: int, launch: Launch, made: Any) -> Compiled:
+    """By what LLVM writes beside the machine code; it does not say where it spills registers."""
+    text = made.asm["amdgcn"]
+
+    def said(name: str) -> int:
+        return int(re.findall(rf"\.{name}:\s+(\d+)", text)[0])
+
+    return Compiled(
+        job,
+        launch.kernel.fn.__name__,
+        arch,
+        registers=said("vgpr_count"),
+        stack_bytes=said("private_segment_fixed_size"),
+        local_accesses=said("vgpr_spill_count"),
+        in_loops=0,
+        shared_bytes=made.metadata.shared,
+        numbers={name: n for name, n in launch.kwargs.items() if type(n) is int},
+        ptx=sorted(set(re.findall(r"^\s+([sv]_\w+)", text, re.M))),
     )
 
 

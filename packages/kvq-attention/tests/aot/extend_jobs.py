@@ -8,14 +8,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from compiling import Jobs
+from compiling import AMD, Jobs
 from decode_jobs import COLUMNS, HEADS, KV_HEADS, SHARED_KIB, TIER
 from store_jobs import cache
 
 import kvq_codecs
 from kvq_attention import Batch, Table
 from kvq_attention.scoring import Scoring
-from kvq_attention.triton.extending import launch as launcher
+from kvq_attention.triton.extending import launch, scratch, step
 
 TOKENS, REQUESTS = 2048, 2
 
@@ -23,11 +23,13 @@ TOKENS, REQUESTS = 2048, 2
 @contextmanager
 def device(arch: int) -> Iterator[None]:
     """The launcher finds a GPU of that architecture where there is a CPU."""
-    found: dict[str, Any] = {
-        "ptx_level": lambda _device: arch,
-        "shared_memory": lambda _device: SHARED_KIB[arch] << 10,
-    }
-    with mock.patch.multiple(launcher, **found):
+    level = 0 if arch in AMD else arch
+    shared_kib = 64 if arch in AMD else SHARED_KIB[arch]
+    with (
+        mock.patch.object(step, "ptx_level", lambda _device: level),
+        mock.patch.object(scratch, "ptx_level", lambda _device: level),
+        mock.patch.object(step, "shared_memory", lambda _device: shared_kib << 10),
+    ):
         yield
 
 
@@ -44,6 +46,7 @@ def extend(
     dim: int = 128,
     columns: int = COLUMNS,
     dtype: torch.dtype = torch.bfloat16,
+    scratch_bytes: int = 0,
     **scoring: Any,
 ) -> None:
     """Chunks of two requests, over page tables of so many pages of 16 tokens."""
@@ -62,4 +65,5 @@ def extend(
         page_tokens=16,
     )
     caches = cache(k, dim), cache(v or k, dim)
-    launcher.extend(q, new_k, new_v, *caches, batch, TIER, Scoring(dim**-0.5, **scoring))
+    given = Scoring(dim**-0.5, **scoring)
+    launch.extend(q, new_k, new_v, *caches, batch, TIER, given, scratch_bytes)
