@@ -25,6 +25,13 @@ def accumulate(sums, weights, values, DTYPE: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
+def unit_of(units, at, head, stride, STRIDES: tl.constexpr, TOKENS: tl.constexpr):
+    """Where a dense side has what the rows of a tile are to be multiplied by."""
+    tile = (tl.zeros([], tl.int64) + at) // TOKENS
+    return units + tile * stride + head.to(tl.int64) * STRIDES[2][0]
+
+
+@triton.jit
 def past_step(
     at,
     state,
@@ -73,7 +80,7 @@ def past_step(
     asking, power: the rows' queries and what scores are multiplied by; position [rows]: the rows'
     own; tokens in [lowest, last) are looked at. Not MASKED: all of the tile is, by every row.
     table: a request's row of the page table. K_DENSE, V_DENSE: that side's pages are of one token
-    and follow each other, the one of position p is dense + p.
+    and follow each other, the one of position p is dense + p; its tiles have units, see `unpack`.
     """
     top, weight, sums, lost = state
     token = at + tl.arange(0, TOKENS)
@@ -101,6 +108,8 @@ def past_step(
         1 if K_DENSE else PAGE,
         ASM,
     )
+    if K_DENSE:
+        power *= tl.load(unit_of(k_planes[2], at + dense, head, k_pages[2], K_STRIDES, TOKENS))
     scores = scores_of(asking, keys, K_DTYPE, ASM) * power[:, None]
     if K_SCALES > 0:
         scores *= scale[None, :]
@@ -132,10 +141,20 @@ def past_step(
     if V_SCALES > 0:
         # As in decode: probability × scale is of the order of 1 at most, which fp16 holds.
         heavy += log2_scale(scale)[None, :]
-    new_top = tl.maximum(top, tl.max(heavy, 1))
+    high = tl.max(heavy, 1)
+    if V_DENSE:
+        unit = tl.load(unit_of(v_planes[2], at + dense, head, v_pages[2], V_STRIDES, TOKENS))
+        lift = ((unit.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
+        high += lift
+    new_top = tl.maximum(top, high)
     fade = exp2(top - new_top, ASM)
-    weights = exp2(scores - new_top[:, None], ASM)
-    weight = weight * fade + tl.sum(weights, 1)
+    if V_DENSE:
+        # Probabilities times the unit, which costs nothing here: the values are to be times it.
+        weights = exp2(scores - (new_top - lift)[:, None], ASM)
+        weight = weight * fade + tl.sum(weights, 1) * (1.0 / unit)
+    else:
+        weights = exp2(scores - new_top[:, None], ASM)
+        weight = weight * fade + tl.sum(weights, 1)
     if V_SCALES > 0:
         weights *= scale[None, :]
         if MASKED:

@@ -9,8 +9,7 @@ from kvq_attention.triton.extending import scratch
 # Formats whose rows are read as they are: a scratch would hold copies of them.
 PLAIN = ("fp32", "bf16", "fp16")
 # Query rows (query token × head of a KV head's group) from which on a request's past is decoded
-# once instead of by each tile of rows. Of so many rows no past is cut into parts, see `items`, so
-# that both routes give the same bits.
+# once instead of by each tile of rows.
 BREAK_EVEN = 2048
 
 
@@ -62,7 +61,8 @@ def choose(
 ) -> Route:
     """The route of a step.
 
-    A request's route follows from its own rows, so that its bits do not depend on its company.
+    A request's route follows from its own rows, so that its bits do not depend on its company, as
+    long as there is room for `scratch.LEAST_SHARE` tokens of one head of all that may need it.
 
     Parameters
     ----------

@@ -1,8 +1,9 @@
 """The route through a scratch: the packed past is decoded once, into fp16 rows of a bound size.
 
-A scratch holds the very numbers that the loop over packed tiles would have. Where the bound holds
-fewer tokens than there are, KV heads are served in turn, and then parts of the past, between which
-the state of each row is kept as it is: not a bit of a result changes.
+A scratch holds what the loop over packed tiles has, to a power of two for each tile, so that a tile
+costs no more than one of an fp16 cache. Where the bound holds fewer tokens than there are, KV heads
+are served in turn, and then parts of the past, between which the state of each row is kept as it
+is: neither changes a bit of a result.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Plan:
     nbytes: int
 
 
-def row_bytes(dims: tuple[int, ...]) -> int:
-    """Bytes of a token and head: fp16 values and a float32 factor for each packed side."""
-    values, factor = torch.float16.itemsize, torch.float32.itemsize
-    return sum(dim * values + factor for dim in dims)
+def tile_bytes(dims: tuple[int, ...], tile: int) -> int:
+    """Bytes of a tile of tokens and a head: fp16 values and a float32 unit for each packed side."""
+    values, unit = torch.float16.itemsize, torch.float32.itemsize
+    return sum(tile * dim * values + unit for dim in dims)
 
 
 def plan(
@@ -70,16 +71,17 @@ def plan(
     tile : tokens that a part is a multiple of
     scratch_bytes : that `Plan.nbytes` does not exceed
     """
-    token_bytes = requests * row_bytes(dims)
-    whole = -(-visible // tile) * tile
-    heads = min(kv_heads, scratch_bytes // (whole * token_bytes))
+    nbytes = requests * tile_bytes(dims, tile)
+    whole = -(-visible // tile)
+    heads = min(kv_heads, scratch_bytes // (whole * nbytes))
     if heads:
-        return Plan(heads, whole, 1, heads * whole * token_bytes)
+        return Plan(heads, whole * tile, 1, heads * whole * nbytes)
     kept = kept_rows * (v_dim + 2) * torch.float32.itemsize
-    share = max(0, scratch_bytes - kept) // token_bytes // tile * tile
+    tiles = max(0, scratch_bytes - kept) // nbytes
+    share = tiles * tile
     if share < LEAST_SHARE:
         return None
-    return Plan(1, share, -(-visible // share), kept + share * token_bytes)
+    return Plan(1, share, -(-visible // share), kept + tiles * nbytes)
 
 
 def extend_through(
@@ -132,34 +134,34 @@ def extend_through(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scratch:
-    """Room for one side's rows: fp16 [rows · heads · dim], and a factor float32 [rows · heads]."""
+    """Room for one side's rows: fp16 [rows · heads · dim], and units float32 [tiles · heads]."""
 
     values: torch.Tensor
-    factors: torch.Tensor
+    units: torch.Tensor
     rows: int
+    tiles: int
 
     @classmethod
     def of(cls, step: Step, side: Side, rows: int, heads: int) -> _Scratch:
+        tiles = rows // step.shape.tokens
         values = step.q.new_empty(rows * heads * side.dim, dtype=torch.float16)
-        return cls(values, step.q.new_empty(rows * heads, dtype=torch.float32), rows)
+        return cls(values, step.q.new_empty(tiles * heads, dtype=torch.float32), rows, tiles)
 
     def side(self, packed: Side, heads: int) -> Side:
-        """What it is to the kernel for so many heads: a row a page, with a scale of its own."""
-        count = self.rows * heads
-        values = self.values[: count * packed.dim].view(self.rows, heads, 1, packed.dim)
-        factors = self.factors[:count].view(self.rows, heads, 1, 1)
-        code, scale = (PlaneArgument(x, *x.stride()[:3]) for x in (values, factors))
+        """What it is to the kernel for so many heads: a row a page; the scales are the units."""
+        rows, tiles = self.rows * heads * packed.dim, self.tiles * heads
+        values = self.values[:rows].view(self.rows, heads, 1, packed.dim)
+        units = self.units[:tiles].view(self.tiles, heads, 1, 1)
+        code, unit = (PlaneArgument(x, *x.stride()[:3]) for x in (values, units))
         tile = Tile(
             fp16.load,
             split=1,
             codes={"values": torch.float16},
-            scale="factor",
             factor=packed.tile.factor,
             rotated=packed.tile.rotated,
         )
-        return Side(
-            tile, packed.dim, row_bytes((packed.dim,)), (code, code, scale), 1, False, packed.dtype
-        )
+        row_bytes = packed.dim * values.itemsize
+        return Side(tile, packed.dim, row_bytes, (code, code, unit), 0, False, packed.dtype)
 
 
 def _some_heads(side: Side, heads: range) -> Side:

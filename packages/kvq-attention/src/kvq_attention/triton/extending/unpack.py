@@ -16,7 +16,7 @@ from kvq_attention.triton.paging import find_pages
 def unpack(
     planes,
     scratch,
-    factors,
+    units,
     query_offsets,
     seq_lens,
     page_table,
@@ -45,11 +45,11 @@ def unpack(
     WINDOW: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Write scratch [requests · share, KV_HEADS, DIM] and what each row is to be multiplied by.
+    """Write scratch [requests · share, KV_HEADS, DIM] and units [tiles, KV_HEADS], float32.
 
-    These are the numbers that the loop over packed tiles has, see `load_past`, and what
-    `attend_new` takes as a dense side. A program takes TOKENS tokens of one request and head. What
-    nobody sees is left as it is; the factor of a token without a page is NaN.
+    What `attend_new` takes as a dense side: rows of a tile of TOKENS tokens are to be multiplied by
+    the tile's unit. A program takes such a tile of one request and head. What nobody sees is left
+    as it is; a token without a page becomes NaN.
     """
     items, _rows = partings(
         query_offsets,
@@ -102,9 +102,23 @@ def unpack(
                 PAGE,
                 ASM,
             )
+            share_of_unit, unit = in_units(tl.where(inside, factor, 0.0))
+            values = rows.to(tl.float32) * share_of_unit[:, None]
+            values = tl.where(missing[:, None], float("nan"), values)
             column = tl.arange(0, COLUMNS * SPLIT)
             row = (place.to(tl.int64) * share + at + tl.arange(0, TOKENS)) * KV_HEADS + head
             target = scratch + row[:, None] * DIM + column[None, :]
             keep = inside[:, None] & (column < DIM)[None, :]
-            tl.store(target, rows.to(scratch.dtype.element_ty), mask=keep)
-            tl.store(factors + row, tl.where(missing, float("nan"), factor), mask=inside)
+            tl.store(target, values.to(scratch.dtype.element_ty), mask=keep)
+            tile = (place.to(tl.int64) * share + at) // TOKENS
+            tl.store(units + tile * KV_HEADS + head, unit)
+
+
+@triton.jit
+def in_units(factor):
+    """Factors [tokens] in a power of two near the largest, and that power, of 2⁻⁶⁰ at least."""
+    bits = factor.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    bits = tl.where(bits < (255 << 23), bits, 0)  # what is no number is none in any unit
+    exponent = tl.minimum(tl.maximum(tl.max(bits, 0) >> 23, 127 - 60), 253)
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return factor * inverse, (exponent << 23).to(tl.float32, bitcast=True)
