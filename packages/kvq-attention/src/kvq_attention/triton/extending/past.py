@@ -108,11 +108,15 @@ def past_step(
         1 if K_DENSE else PAGE,
         ASM,
     )
-    if K_DENSE:
-        power *= tl.load(unit_of(k_planes[2], at + dense, head, k_pages[2], K_STRIDES, TOKENS))
     scores = scores_of(asking, keys, K_DTYPE, ASM) * power[:, None]
     if K_SCALES > 0:
         scores *= scale[None, :]
+    # What is added to scores, or caps them, needs the unit in them; else it is a factor later.
+    LATE: tl.constexpr = K_DENSE and not SOFTCAP and V_SCALES == 0
+    if K_DENSE:
+        k_unit = tl.load(unit_of(k_planes[2], at + dense, head, k_pages[2], K_STRIDES, TOKENS))
+        if not LATE:
+            scores *= k_unit
     if SOFTCAP:
         scores = soft_cap(scores, softcap) * LOG2_E
     if MASKED:
@@ -142,19 +146,25 @@ def past_step(
         # As in decode: probability × scale is of the order of 1 at most, which fp16 holds.
         heavy += log2_scale(scale)[None, :]
     high = tl.max(heavy, 1)
+    if LATE:
+        high *= k_unit
     if V_DENSE:
         unit = tl.load(unit_of(v_planes[2], at + dense, head, v_pages[2], V_STRIDES, TOKENS))
         lift = ((unit.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
         high += lift
     new_top = tl.maximum(top, high)
     fade = exp2(top - new_top, ASM)
+    shift = new_top
     if V_DENSE:
         # Probabilities times the unit, which costs nothing here: the values are to be times it.
-        weights = exp2(scores - (new_top - lift)[:, None], ASM)
-        weight = weight * fade + tl.sum(weights, 1) * (1.0 / unit)
-    else:
-        weights = exp2(scores - new_top[:, None], ASM)
-        weight = weight * fade + tl.sum(weights, 1)
+        shift -= lift
+    if LATE:
+        scores *= k_unit
+    weights = exp2(scores - shift[:, None], ASM)
+    seen_weight = tl.sum(weights, 1)
+    if V_DENSE:
+        seen_weight *= 1.0 / unit
+    weight = weight * fade + seen_weight
     if V_SCALES > 0:
         weights *= scale[None, :]
         if MASKED:
