@@ -64,6 +64,8 @@ class Batch:
         0 = a padded request, whose rows give 0
     tables : tier name → `Table`
     page_tokens : tokens a page
+    host : what `requests` reads, where whoever fills the batch knows it on the host, each step
+        anew: kernels may be chosen by it. None = it is not known, or changes as a graph replays
 
     Raises `TensorError`, `DeviceError` or `BatchError`. Values are checked here where reading
     them costs no synchronization, that is on a CPU; `requests` checks them anywhere.
@@ -73,6 +75,7 @@ class Batch:
     seq_lens: torch.Tensor
     tables: Mapping[str, Table]
     page_tokens: int
+    host: tuple[Request, ...] | None = None
 
     def __post_init__(self) -> None:
         _expect("query_offsets", self.query_offsets, torch.int32, 1)
@@ -109,7 +112,11 @@ class Batch:
             homes = ", ".join(f"{n} on {t.device}" for n, t in self.tensors().items())
             raise DeviceError(f"the tensors of a batch must lie on one device, got {homes}")
         if self.seq_lens.device.type == "cpu":
-            self.requests()
+            read = tuple(self.requests())
+            if self.host is not None and self.host != read:
+                raise BatchError(f"host must be what the tensors hold, got {self.host} for {read}")
+        elif self.host is not None and [r.index for r in self.host] != list(range(count)):
+            raise BatchError(f"host must be of {count} requests in their order, got {self.host}")
 
     @property
     def num_requests(self) -> int:

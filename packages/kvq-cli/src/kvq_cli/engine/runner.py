@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvq_attention import Batch, Table
+from kvq_attention.batch import Request as AttentionRequest
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
 from kvq_cli.engine.request import Request
@@ -66,6 +68,12 @@ class ModelRunner:
             seq_lens=self._tensor(np.asarray(ends, np.int32)),
             tables={tier.name: self._table(tier.name, work) for tier in self.pool.plan.tiers},
             page_tokens=self.pool.plan.page_tokens,
+            host=tuple(
+                AttentionRequest(index, stop - count, stop, length)
+                for index, (count, stop, length) in enumerate(
+                    zip(counts, accumulate(counts), ends, strict=True)
+                )
+            ),
         )
 
     def _table(self, tier: str, work: Sequence[tuple[Request, int]]) -> Table:

@@ -7,7 +7,7 @@ import torch
 from kvq_attention import launches
 from kvq_attention.batch import Batch
 from kvq_attention.scoring import Scoring
-from kvq_attention.triton.extending import routes
+from kvq_attention.triton.extending import dense, routes
 from kvq_attention.triton.extending.scratch import extend_through
 from kvq_attention.triton.extending.step import Step
 from kvq_attention.triton.extending.within import extend_within
@@ -34,9 +34,32 @@ def extend(
     launches.record("triton", "extend")
     num_pages = k_cache.lead[0]
     formats = k_cache.spec.name, v_cache.spec.name
+    known = dense.choose(step, sides, formats, batch.host, scratch_bytes)
+    if known is None:
+        _by_rows(step, sides, num_pages, formats, scratch_bytes)
+        return step.out
+    # Below and above what dense kernels take, requests go where they would if nothing were known.
+    if known.below:
+        extend_within(step, *sides, num_pages, most=known.fewest - 1)
+    for request in known.requests:
+        dense.extend_densely(step, sides, num_pages, request, known, scratch_bytes)
+    if known.above:
+        _by_rows(step, sides, num_pages, formats, scratch_bytes, known.most + 1)
+    return step.out
+
+
+def _by_rows(
+    step: Step,
+    sides: tuple[Side, Side],
+    num_pages: int,
+    formats: tuple[str, str],
+    scratch_bytes: int,
+    fewest: int = 0,
+) -> None:
+    """Write the results of requests of `fewest` query rows and more, whose sizes a device knows."""
     route = routes.choose(
         formats,
-        (k_cache.dim, v_cache.dim),
+        (sides[0].dim, sides[1].dim),
         num_tokens=step.num_tokens,
         requests=step.num_requests,
         kv_heads=step.kv_heads,
@@ -44,10 +67,10 @@ def extend(
         visible=step.visible,
         tile=step.shape.tokens,
         scratch_bytes=scratch_bytes,
+        break_even=max(fewest, routes.BREAK_EVEN),
     )
-    if route.fewest != 1:
-        extend_within(step, *sides, num_pages, max(0, route.fewest - 1))
+    if route.fewest != max(1, fewest):
+        extend_within(step, *sides, num_pages, fewest, max(0, route.fewest - 1))
     if route.plan is not None:
         packed = routes.packed(formats)
         extend_through(step, sides, packed, num_pages, route.requests, route.plan, route.fewest)
-    return step.out

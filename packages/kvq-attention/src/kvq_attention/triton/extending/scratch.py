@@ -111,14 +111,14 @@ def extend_through(
         heads = range(first, min(first + planned.heads, step.kv_heads))
         part_of = step.heads(heads)
         k, v = (
-            _some_heads(side, heads) if scratch is None else scratch.side(side, len(heads))
+            some_heads(side, heads) if scratch is None else scratch.side(side, len(heads))
             for side, scratch in zip(sides, made, strict=True)
         )
         for part in range(planned.parts):
             low = part * planned.share
             for side, dense, is_packed in zip(sides, (k, v), packed, strict=True):
                 if is_packed:
-                    source = _some_heads(side, heads)
+                    source = some_heads(side, heads)
                     _unpack(part_of, source, dense, num_pages, requests, low, planned, fewest)
             attend(
                 *(part_of, k, v, tiles, kept, kept_weights),
@@ -164,7 +164,7 @@ class _Scratch:
         return Side(tile, packed.dim, row_bytes, (code, code, unit), 0, False, packed.dtype)
 
 
-def _some_heads(side: Side, heads: range) -> Side:
+def some_heads(side: Side, heads: range) -> Side:
     """A cache's side without its other heads."""
     first, second, scale = (
         replace(plane, tensor=plane.tensor.narrow(1, heads.start, len(heads)))

@@ -14,8 +14,10 @@ from kvq_attention.triton.side import Side
 MERGED_LINES = 16
 
 
-def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int = 0) -> None:
-    """Write the results of requests of up to `most` query rows a KV head; 0 = of all requests."""
+def extend_within(
+    step: Step, k: Side, v: Side, num_pages: int, fewest: int = 0, most: int = 0
+) -> None:
+    """Write the results of requests of `fewest` to `most` query rows a KV head; 0 = no limit."""
     items, capacity = shapes.most_items(
         step.num_tokens, step.num_requests, step.group, step.visible, step.shape.rows
     )
@@ -27,6 +29,7 @@ def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int = 0) -
         *(step, k, v, items, kept, kept_weights),
         num_pages=num_pages,
         capacity=capacity,
+        fewest=fewest,
         most=most,
         parted=parted,
     )
@@ -52,7 +55,7 @@ def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int = 0) -
         V_WIDTH=v.columns * v.tile.split,
         KV_HEADS=step.kv_heads,
         LINES=MERGED_LINES,
-        FEWEST=0,
+        FEWEST=fewest,
         MOST=most,
         SINKS=sinks is not None,
     )
