@@ -13,7 +13,7 @@ import torch
 from kvq_attention import Batch, Table, ops
 from kvq_attention.bench.cases import Case, Spot
 from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
-from kvq_attention.bench.extend import ROUTES
+from kvq_attention.bench.extend import ROUTES, with_host
 from kvq_attention.bench.plan import Plan
 
 # Triton compiles anew for counts that 16 does not divide; those of the measurements are multiples.
@@ -49,10 +49,15 @@ def run_once(plan: Plan, spot: Spot) -> None:
             for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
         )
         batch = _first_page_only(Case(1, step.context), pool, step.tokens)
-        given = (q, k, v, pool.k, pool.v, batch, TIER)
         for told in plan.ways("extend", spot).values():
-            for scratch_bytes in ROUTES.values():
-                ops.extend(*given, scale=shape.dim**-0.5, scratch_bytes=scratch_bytes, backend=told)
+            for scratch_bytes, known in ROUTES.values():
+                step_batch = with_host(batch) if known else batch
+                ops.extend(
+                    *(q, k, v, pool.k, pool.v, step_batch, TIER),
+                    scale=shape.dim**-0.5,
+                    scratch_bytes=scratch_bytes,
+                    backend=told,
+                )
     sources, targets = torch.arange(PAGES, device=plan.device).view(2, -1)
     for told in plan.ways("copy_pages", spot).values() if "copy_pages" in plan.ops else ():
         ops.copy_pages((pool.k, pool.v), sources, targets, backend=told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -24,10 +24,20 @@ from kvq_attention.bench.timing import time_calls
 
 # Steps of a group: each has pages and rows of its own.
 CALLS = 4
-# How a past is read: as the backend chooses, or without a scratch, which Triton knows.
-ROUTES = {"chosen": ops.SCRATCH_BYTES, "loop": 0}
+# How a past is read, as bytes of a scratch and whether the host knows the batch's sizes: as the
+# backend chooses with both, as it does for what a graph replays, or without a scratch.
+ROUTES = {
+    "chosen": (ops.SCRATCH_BYTES, True),
+    "device": (ops.SCRATCH_BYTES, False),
+    "loop": (0, False),
+}
 
 Step = Callable[[int], torch.Tensor]
+
+
+def with_host(batch: Batch) -> Batch:
+    """The batch as a scheduler makes it, who knows its sizes."""
+    return replace(batch, host=tuple(batch.requests()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,14 +124,16 @@ def extend_row(
     told : "auto" or the backend's name
     """
     steps = _Steps.make(plan, case, spot)
+    scratch_bytes, known = ROUTES[route]
+    batches = [with_host(batch) if known else batch for batch in steps.batches]
 
     def step(index: int) -> torch.Tensor:
         q, k, v = steps.q[index], steps.k[index], steps.v[index]
-        cached = steps.pool.k, steps.pool.v, steps.batches[index], TIER
+        cached = steps.pool.k, steps.pool.v, batches[index], TIER
         return ops.extend(
             *(q, k, v, *cached),
             scale=spot.shape.dim**-0.5,
-            scratch_bytes=ROUTES[route],
+            scratch_bytes=scratch_bytes,
             backend=told,
         )
 

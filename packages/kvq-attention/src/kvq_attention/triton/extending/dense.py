@@ -24,7 +24,7 @@ from kvq_attention.triton.extending.step import Step
 from kvq_attention.triton.side import Side
 
 # Query rows from which on dense kernels are the fastest.
-FEWEST_ROWS = 1024
+FEWEST_ROWS = 4096
 LEAST_SHARE = 256  # tokens of a part
 ROWS = 16  # queries of a program that joins
 TOKENS = 32  # of one that decodes or converts
