@@ -83,7 +83,10 @@ def test_auto_decodes_by_cuda_where_that_was_the_fastest_and_by_triton_elsewhere
         # the layer of `kvq check` is measured on every architecture that has regions
         assert bool(fastest) == all(map(crossovers.FASTEST.get, crossovers.levels()))
     codecs = set(kvq_codecs.names())
-    ran = {row["format"]: {op: row["ops"][op]["backend"] for op in support.OPS} for row in found["formats"]}
+    ran = {
+        row["format"]: {op: row["ops"][op]["backend"] for op in support.OPS}
+        for row in found["formats"]
+    }
     assert ran == {
         name: {
             "store": "triton",

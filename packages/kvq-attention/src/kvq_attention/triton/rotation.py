@@ -18,14 +18,15 @@ def turn(
     SPLIT: tl.constexpr,
     BACK: tl.constexpr,
     DTYPE: tl.constexpr,
+    FUSED: tl.constexpr = False,
 ):
     """Left products of the groups in `tiles` ([rows, COLUMNS] each) with their quaternions.
 
-    BACK = with the conjugates, which undoes it. The result is in DTYPE.
+    BACK = with the conjugates, which undoes it. The result is in DTYPE. FUSED: see `turn_quad`.
     """
     turned = ()
     for quad in tl.static_range(SPLIT // 4):
-        a, b, c, d = turn_quad(tiles, table, quad, COLUMNS, SPLIT, BACK)
+        a, b, c, d = turn_quad(tiles, table, quad, COLUMNS, SPLIT, BACK, FUSED)
         turned = turned + (a.to(DTYPE), b.to(DTYPE), c.to(DTYPE), d.to(DTYPE))
     return turned
 
@@ -38,8 +39,13 @@ def turn_quad(
     COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr,
     BACK: tl.constexpr,
+    FUSED: tl.constexpr = False,
 ):
-    """What tiles 4 · quad … 4 · quad + 3 turn into."""
+    """What tiles 4 · quad … 4 · quad + 3 turn into.
+
+    FUSED: which products and sums are rounded at once is said here, not left to the compiler, which
+    decides it for each kernel anew: kernels that share bits need it.
+    """
     group = (tl.arange(0, COLUMNS) * (SPLIT // 4) + quad) % GROUPS
     w = tl.load(table + group * 4)[None, :]
     x = tl.load(table + group * 4 + 1)[None, :]
@@ -49,9 +55,26 @@ def turn_quad(
         x, y, z = -x, -y, -z
     a, b = tiles[4 * quad], tiles[4 * quad + 1]
     c, d = tiles[4 * quad + 2], tiles[4 * quad + 3]
-    return (
-        w * a - x * b - y * c - z * d,
-        w * b + x * a + y * d - z * c,
-        w * c - x * d + y * a + z * b,
-        w * d + x * c - y * b + z * a,
-    )
+    if FUSED:
+        turned = (
+            fused(w * a, -x, b, -y, c, -z, d),
+            fused(w * b, x, a, y, d, -z, c),
+            fused(w * c, -x, d, y, a, z, b),
+            fused(w * d, x, c, -y, b, z, a),
+        )
+    else:
+        turned = (
+            w * a - x * b - y * c - z * d,
+            w * b + x * a + y * d - z * c,
+            w * c - x * d + y * a + z * b,
+            w * d + x * c - y * b + z * a,
+        )
+    return turned
+
+
+@triton.jit
+def fused(first, x, a, y, b, z, c):
+    """first + x · a + y · b + z · c, from the left, each product rounded with its sum."""
+    total = tl.fma(tl.broadcast_to(x, a.shape), a, first)
+    total = tl.fma(tl.broadcast_to(y, b.shape), b, total)
+    return tl.fma(tl.broadcast_to(z, c.shape), c, total)

@@ -36,7 +36,8 @@ def turn_rows(rows, turns, BACK: tl.constexpr, DTYPE: tl.constexpr):
     even, odd = tl.split(tl.reshape(rows, (rows.shape[0], QUADS, 2, 2)))
     a, c = tl.split(even)
     b, d = tl.split(odd)
-    return join_tiles(turn((a, b, c, d), turns, QUADS, 4, BACK, DTYPE), 0, 1, 4)
+    turned = turn((a, b, c, d), turns, QUADS, 4, BACK, DTYPE, True)
+    return join_tiles(turned, 0, 1, 4)
 
 
 @triton.jit
