@@ -61,7 +61,7 @@ def test_what_no_backend_serves_is_refused() -> None:
         )
     with pytest.raises(UnsupportedError, match="unknown attention backend 'turbo'"):
         selfcheck.run([("q8_0", "q8_0")], SMALL, "cpu", torch.float32, backend="turbo")
-    with pytest.raises(TensorError, match=r"heads a multiple of kv_heads, got .*heads=3"):
+    with pytest.raises(TensorError, match=r"heads a multiple of kv_heads, got 3/2x128"):
         Layer(heads=3, kv_heads=2)
 
 
@@ -192,21 +192,21 @@ EXTEND = reference.extend
 @pytest.mark.parametrize(
     ("op", "instead", "said"),
     [
-        ("store", wrong_byte, ["store: 1 rows do not hold the bytes they must"]),
-        ("decode", larger, ["decode: error 0.01 against attention in float64, at most 0.002"]),
-        ("decode", one_nan, ["decode: error inf against"]),
-        ("copy_pages", only_k, ["copy_pages: 64 rows do not hold"]),
+        ("store", wrong_byte, ["1 rows do not hold the bytes they must"]),
+        ("decode", larger, ["error 0.01 against attention in float64, at most 0.002"]),
+        ("decode", one_nan, ["error inf against"]),
+        ("copy_pages", only_k, ["64 rows do not hold"]),
         (
             "extend",
             reads_what_is_stored,
-            ["extend: error inf against", "extend: reference was launched 0 times"],
+            ["error inf against", "it was launched 0 times"],
         ),
-        ("extend", misses_the_past, ["extend: error "]),
-        ("decode", breaks, ["decode failed: RuntimeError: no kernel image"]),
+        ("extend", misses_the_past, ["error "]),
+        ("decode", breaks, ["failed: RuntimeError: no kernel image"]),
         (
             "copy_pages",
             does_nothing,
-            ["copy_pages: 128 rows", "copy_pages: reference was launched 0 times"],
+            ["128 rows", "it was launched 0 times"],
         ),
     ],
 )
@@ -217,10 +217,68 @@ def test_what_is_wrong_is_found(
     problems = one().problems
     assert len(problems) == len(said)
     for problem, words in zip(problems, said, strict=True):
-        assert problem.startswith(f"k=q8_0,v=q4_0: {words}")
+        assert problem.startswith(f"{op} of reference, k=q8_0,v=q4_0, 4/2x64, pages of 16: {words}")
 
 
 def test_a_stray_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "store", stray_row)
     (problem,) = one().problems
-    assert "store: " in problem
+    assert problem.startswith("store of reference, ")
+
+
+ALL = Layer(heads=4, kv_heads=2, head_dim=64, window=512, softcap=50.0, sinks=True)
+WITHOUT = {"window": {"window": None}, "softcap": {"softcap": None}, "sinks": {"sinks": None}}
+
+
+@pytest.mark.parametrize("layer", [ALL, replace(ALL, queries=3)], ids=["decode", "verify"])
+@pytest.mark.parametrize("page_tokens", [1, 16])
+def test_a_model_s_window_soft_cap_and_sinks_are_tried(layer: Layer, page_tokens: int) -> None:
+    outcome = one(replace(layer, page_tokens=page_tokens))
+    assert outcome.problems == []
+    assert outcome.errors.keys() == {*support.OPS}
+
+
+@pytest.mark.parametrize("op", ["decode", "extend"])
+@pytest.mark.parametrize("part", [*WITHOUT, "head_dim"])
+def test_a_backend_that_ignores_how_scores_are_made_is_found(
+    monkeypatch: pytest.MonkeyPatch, op: str, part: str
+) -> None:
+    right, other = getattr(reference, op), WITHOUT.get(part, {"scale": 1.0})
+    monkeypatch.setattr(reference, op, lambda *args: right(*args[:-1], replace(args[-1], **other)))
+    (problem,) = one(ALL).problems
+    assert problem.startswith(
+        f"{op} of reference, k=q8_0,v=q4_0, 4/2x64, pages of 16, window 512, soft cap 50, sinks: "
+    )
+
+
+def test_a_decode_that_is_not_causal_among_its_query_tokens_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def looks_ahead(q: Any, k: Any, v: Any, batch: Any, *rest: Any) -> torch.Tensor:
+        last = DECODE(q, k, v, batch, *rest)
+        return last.where(torch.arange(len(q))[:, None, None] != 3, last[4])
+
+    monkeypatch.setattr(reference, "decode", looks_ahead)
+    (problem,) = one(replace(SMALL, queries=3)).problems
+    assert problem.startswith(
+        "decode of reference, k=q8_0,v=q4_0, 4/2x64, pages of 16, 3 query tokens: error "
+    )
+    with pytest.raises(TensorError, match=r"queries must be 1 … 3 in a trial, got 4"):
+        replace(SMALL, queries=4)
+
+
+def test_a_large_layer_has_a_small_form_with_the_same_group() -> None:
+    assert Layer().small() == Layer()
+    large = Layer(heads=64, kv_heads=16, head_dim=256, page_tokens=128, window=7)
+    assert large.small() == replace(large, heads=4, kv_heads=1)
+    assert replace(large, page_tokens=32).small() == replace(
+        large, page_tokens=32, heads=16, kv_heads=4
+    )
+
+
+def test_backends_that_are_chosen_already_are_tried_and_no_others() -> None:
+    chosen = {"store": "reference", "extend": "reference"}
+    outcome = selfcheck.run_one(("q8_0", "q4_0"), SMALL, chosen, "cpu", torch.float32)
+    assert outcome.problems == []
+    assert outcome.errors.keys() == chosen.keys()
+    assert outcome.launched["reference"] == {"store": 1, "decode": 0, "extend": 1, "copy_pages": 0}

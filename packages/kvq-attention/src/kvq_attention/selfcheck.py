@@ -5,7 +5,7 @@ A launch that did not happen where it was said to is a failure as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,6 +29,7 @@ class Outcome:
     Attributes
     ----------
     k, v : codec names
+    layer : what was tried
     backends : op → the backend that serves it
     refused : op → why none does
     errors : op → how far it is from what it must give: rows whose bytes differ, for decode and
@@ -40,6 +41,7 @@ class Outcome:
 
     k: str
     v: str
+    layer: Layer
     max_error: float
     backends: dict[str, str] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -55,21 +57,34 @@ class Outcome:
     @property
     def problems(self) -> list[str]:
         """What is not as it should be, a line each."""
-        found = [f"{op} failed: {words}" for op, words in self.failed.items()]
+        return [line for lines in self.problems_by_op.values() for line in lines]
+
+    @property
+    def problems_by_op(self) -> dict[str, list[str]]:
+        """Op → what is not as it should be, each a line that names backend, format and layer."""
+        found: dict[str, list[str]] = {}
+
+        def add(op: str, backend: str, problem: str) -> None:
+            line = f"{op} of {backend}, {self.name}, {self.layer}: {problem}"
+            found.setdefault(op, []).append(line)
+
+        for op, words in self.failed.items():
+            add(op, self.backends[op], f"failed: {words}")
         for op, error in self.errors.items():
             if op not in ATTEND and error:
-                found.append(f"{op}: {error:.0f} rows do not hold the bytes they must")
+                add(op, self.backends[op], f"{error:.0f} rows do not hold the bytes they must")
             elif not error <= self.max_error:
-                found.append(
-                    f"{op}: error {error:.2g} against attention in float64, at most "
-                    f"{self.max_error:.2g} is allowed"
+                add(
+                    *(op, self.backends[op]),
+                    f"error {error:.2g} against attention in float64, at most "
+                    f"{self.max_error:.2g} is allowed",
                 )
         for backend, counted in self.launched.items():
             for op, count in counted.items():
                 wanted = op in self.errors and self.backends[op] == backend
                 if wanted != bool(count):
-                    found.append(f"{op}: {backend} was launched {count} times")
-        return [f"{self.name}: {problem}" for problem in found]
+                    add(op, backend, f"it was launched {count} times")
+        return found
 
 
 def run(
@@ -94,7 +109,7 @@ def run(
     to, or when OP=NAME cannot be tried.
     """
     asked = support.asked(backend, TRIED)
-    found = [Outcome(*pair, MAX_ERROR[dtype]) for pair in formats]
+    found = [Outcome(*pair, layer, MAX_ERROR[dtype]) for pair in formats]
     wanted: dict[str, list[Need]] = {op: [] for op in TRIED}
     for outcome in found:
         for op in TRIED:
@@ -117,8 +132,21 @@ def run(
             support.pick_each(backend, wanted)
         raise UnsupportedError(next(iter(found[0].refused.values())))
     for outcome in filter(_is_tried, found):
-        _try(outcome, layer, device, dtype)
+        _try(outcome, device, dtype)
     return found
+
+
+def run_one(
+    pair: tuple[str, str],
+    layer: Layer,
+    backends: Mapping[str, str],
+    device: str,
+    dtype: torch.dtype,
+) -> Outcome:
+    """Try one format with the backends that are chosen already, op → backend."""
+    outcome = Outcome(*pair, layer, MAX_ERROR[dtype], backends=dict(backends))
+    _try(outcome, device, dtype)
+    return outcome
 
 
 def _is_tried(outcome: Outcome) -> bool:
@@ -143,8 +171,8 @@ def _why(op: str, name: str, wanted: Sequence[Need], found: Sequence[Outcome]) -
     )
 
 
-def _try(outcome: Outcome, layer: Layer, device: str, dtype: torch.dtype) -> None:
-    trial = Trial.of((outcome.k, outcome.v), layer, device, dtype)
+def _try(outcome: Outcome, device: str, dtype: torch.dtype) -> None:
+    trial = Trial.of((outcome.k, outcome.v), outcome.layer, device, dtype)
     with launches.counting() as launched:
         for op in TRIED:
             if op not in outcome.backends:
@@ -165,7 +193,7 @@ def needs(
         kvq_codecs.get(name).spec.check(layer.head_dim)
     asks = op in ATTEND
     group = layer.heads // layer.kv_heads if asks else 1
-    features = {"gqa"} if group != 1 else set()
+    features = set(layer.features) if asks else set()
     if dtype == torch.float64 and op != "copy_pages":
         features.add("float64")
     sizes = layer.head_dim, layer.head_dim, layer.page_tokens

@@ -17,49 +17,14 @@ from kvq_attention import ops
 from kvq_attention.accuracy import relative_error
 from kvq_attention.batch import Batch, Table
 from kvq_attention.errors import TensorError
+from kvq_attention.layer import MOST_VALUES, STEP_TOKENS, Layer, attention
 from kvq_codecs import Encoded
+
+__all__ = ["Layer", "Trial"]
 
 TIER = "trial"
 SPARE_PAGES = 3
 V_GAIN = 37.0  # so that a swapped scale shows
-STEP_TOKENS = 3  # the last ones of a request, that an extend takes as its step's own
-
-# Far beyond any model's; a trial also takes memory for a few dozen pages of all heads.
-MOST = {"heads": 4096, "kv_heads": 4096, "head_dim": 65_536, "page_tokens": 65_536}
-MOST_VALUES = 1 << 23  # heads · head_dim · page_tokens: 64 MiB in float64
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The shape of what is tried.
-
-    Attributes
-    ----------
-    heads, kv_heads : query heads, key/value heads
-    head_dim : values a row
-    page_tokens : tokens a page
-    """
-
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    page_tokens: int = 16
-
-    def __post_init__(self) -> None:
-        sizes = (self.heads, self.kv_heads, self.head_dim, self.page_tokens)
-        if min(sizes) < 1 or self.heads % self.kv_heads:
-            raise TensorError(
-                "heads, kv_heads, head_dim and page_tokens must be at least 1 and heads a multiple "
-                f"of kv_heads, got {self}"
-            )
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise TensorError(f"{name} must be at most {most:,}, got {getattr(self, name):,}")
-
-    @property
-    def values(self) -> int:
-        """Values of a page, were there as many KV heads as query heads."""
-        return self.heads * self.head_dim * self.page_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +35,7 @@ class Trial:
     ----------
     q : [S, Hq, D], queries of each request's step, its last `STEP_TOKENS` tokens at most
     k, v : [T, Hkv, D], all requests' rows
+    sinks : [Hq], if the layer has them
     slots : int64 [T]
     pages : each request's
     lengths : tokens of each request
@@ -81,6 +47,7 @@ class Trial:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
+    sinks: torch.Tensor | None
     slots: torch.Tensor
     pages: list[list[int]]
     lengths: list[int]
@@ -115,13 +82,15 @@ class Trial:
 
         k, v = normal(len(slots), layer.kv_heads), V_GAIN * normal(len(slots), layer.kv_heads)
         q = normal(sum(min(length, STEP_TOKENS) for length in lengths), layer.heads)
+        logits = random.standard_normal(layer.heads)
+        sinks = torch.from_numpy(logits).float().to(device) if layer.sinks else None
         caches = [
             _stored(codec, num_pages, layer, rows, slots)
             for codec, rows in zip(pair, (k, v), strict=True)
         ]
         where = torch.from_numpy(slots.astype(np.int64)).to(device)
         k, v = k.to(device), v.to(device)
-        return cls(layer, q.to(device), k, v, where, pages, lengths, ids, *caches)
+        return cls(layer, q.to(device), k, v, sinks, where, pages, lengths, ids, *caches)
 
     @property
     def expected(self) -> tuple[Encoded, Encoded]:
@@ -138,34 +107,34 @@ class Trial:
         return _wrong_rows(k_cache, self.k_expected) + _wrong_rows(v_cache, self.v_expected)
 
     def decode(self, backend: str) -> float:
-        """The largest relative error of the last query of each request."""
+        """The largest relative error of the last queries of each request."""
         k_cache, v_cache = map(self._on_device, self.expected)
-        q = torch.stack([own[-1] for own in torch.split(self.q, self._steps)])
-        batch, scale = self._batch([1] * len(self.lengths)), self.layer.head_dim**-0.5
-        out = ops.decode(q, k_cache, v_cache, batch, TIER, scale=scale, backend=backend)
-        requests = zip(q.cpu().double(), *map(self._decoded, self.expected), strict=True)
-        wanted = torch.stack([_attention(q, k, v, scale) for q, k, v in requests])
-        return relative_error(out.cpu(), wanted)
+        counts = [min(count, self.layer.queries) for count in self._steps]
+        own = zip(torch.split(self.q, self._steps), counts, strict=True)
+        q = torch.cat([queries[-count:] for queries, count in own])
+        batch = self._batch(counts)
+        out = ops.decode(q, k_cache, v_cache, batch, TIER, backend=backend, **self._options())
+        requests = zip(torch.split(q, counts), *map(self._decoded, self.expected), strict=True)
+        return relative_error(out.cpu(), torch.cat([self._attention(*each) for each in requests]))
 
     def extend(self, backend: str) -> float:
         """The largest relative error of all queries of each request's step, which is not stored."""
         step = self._last(self._steps)
         k_cache, v_cache = (self._on_device(self._without(step, c)) for c in self.expected)
-        k, v, scale = self.k[step], self.v[step], self.layer.head_dim**-0.5
-        batch = self._batch(self._steps)
-        out = ops.extend(self.q, k, v, k_cache, v_cache, batch, TIER, scale=scale, backend=backend)
-        own = (torch.split(x.cpu().double(), self._steps) for x in (self.q, k, v))
+        k, v, batch = self.k[step], self.v[step], self._batch(self._steps)
+        given = self.q, k, v, k_cache, v_cache, batch, TIER
+        out = ops.extend(*given, backend=backend, **self._options())
+        own = (torch.split(x, self._steps) for x in (self.q, k, v))
         wanted = []
         for q, new_k, new_v, old_k, old_v in zip(
             *own, *map(self._decoded, self.expected), strict=True
         ):
             past = len(old_k) - len(q)
-            keys, values = (torch.cat([a[:past], b]) for a, b in ((old_k, new_k), (old_v, new_v)))
-            wanted += [
-                _attention(one, keys[: past + i + 1], values[: past + i + 1], scale)
-                for i, one in enumerate(q)
-            ]
-        return relative_error(out.cpu(), torch.stack(wanted))
+            keys, values = (
+                torch.cat([a[:past], b.cpu().double()]) for a, b in ((old_k, new_k), (old_v, new_v))
+            )
+            wanted.append(self._attention(q, keys, values))
+        return relative_error(out.cpu(), torch.cat(wanted))
 
     def copy_pages(self, backend: str) -> int:
         """Rows that are wrong after the last request's first pages were copied to spare ones."""
@@ -183,6 +152,21 @@ class Trial:
 
     def _on_device(self, cache: Encoded) -> Encoded:
         return cache.map(lambda plane: torch.from_numpy(plane.copy()).to(self.slots.device))
+
+    def _options(self) -> dict[str, Any]:
+        """How scores are made, for `ops`."""
+        return {**self.layer.scoring(), "sinks": self.sinks}
+
+    def _attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The last queries q [n, Hq, D] of a request over k [L, Hkv, D], v: float64 [n, Hq, D]."""
+        past = len(k) - len(q)
+        options = self._options()
+        return torch.stack(
+            [
+                attention(one, k[: past + i + 1], v[: past + i + 1], **options)
+                for i, one in enumerate(q.cpu().double())
+            ]
+        )
 
     @property
     def _steps(self) -> list[int]:
@@ -260,11 +244,3 @@ def _wrong_rows(cache: Encoded, expected: Encoded) -> int:
         got = cache.planes[name].cpu().contiguous().view(torch.uint8).numpy()
         wrong |= (got != plane.view(np.uint8)).any(axis=-1)
     return int(wrong.sum())
-
-
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """One query token q [Hq, D] over k [L, Hkv, D], v: float64 [Hq, D]."""
-    group = q.shape[0] // k.shape[1]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    weights = (scale * torch.einsum("hd,lhd->hl", q, k)).softmax(dim=-1)
-    return torch.einsum("hl,lhd->hd", weights, v)

@@ -137,7 +137,8 @@ def test_a_disagreement_is_one_clear_line_and_exit_code_1(
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line == (
-        "error: q4_0: decode: error 1 against attention in float64, at most 0.002 is allowed"
+        "error: decode of reference, q4_0, 32/8x128, pages of 16: error 1 against attention in "
+        "float64, at most 0.002 is allowed"
     )
     if form:
         found = json.loads(done.stdout)
@@ -153,7 +154,7 @@ def test_a_decode_that_is_not_finite_is_null_in_strict_json(
     monkeypatch.setattr(reference, "decode", lambda *args: torch.nan * decode(*args))
     done = check("--kv-cache-dtype", "q4_0", "--device", "cpu", *form)
     assert done.exit_code == 1
-    assert "q4_0: decode: error inf against attention in float64" in done.stderr
+    assert "q4_0, 32/8x128, pages of 16: error inf against attention in" in done.stderr
     if form:
 
         def constant(name: str) -> None:
