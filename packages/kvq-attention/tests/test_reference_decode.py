@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,6 +181,19 @@ def test_p074_a_batch_gives_each_request_the_bits_it_gets_alone(codec: str, devi
     together = decode(scene).split(geometry.counts)
     for r in range(len(geometry.lengths)):
         assert torch.equal(decode(scene, only=r), together[r])
+
+
+@pytest.mark.parametrize("scoring", [{}, {"window": 21}], ids=["plain", "window"])
+def test_a_query_has_the_same_bits_wherever_its_prompt_is_cut(scoring: dict[str, Any]) -> None:
+    shape: dict[str, Any] = {"heads": 6, "dim": 128}
+    whole = build(Geometry("q4_0", lengths=(50,), queries=50, **shape), stored_queries=True)
+    wanted = decode(whole, **scoring)
+    for size in (1, 7, 16, 17):
+        for start in range(0, 50, size):
+            stop = min(start + size, 50)
+            shape_of_part = Geometry("q4_0", lengths=(stop,), queries=stop - start, **shape)
+            part = replace(whole, geometry=shape_of_part, qs=[whole.qs[0][start:stop]])
+            assert torch.equal(decode(part, **scoring), wanted[start:stop])
 
 
 def test_pages_before_the_window_are_never_touched() -> None:

@@ -120,14 +120,22 @@ def test_memory_does_not_grow_with_context_behind_a_window(op: str) -> None:
 
 
 def test_scores_fit_their_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = scene_of(2048, queries=2 * reference.BLOCK_ROWS)
+    queries = 2 * reference.BLOCK_ROWS
+    scene = scene_of(2048, queries=queries)
     row = 4 * 2048 * 4  # scores of one query, all heads
-    wide = measure(scene)
+    wide = measure(scene, op="extend")
     assert wide.largest == row * reference.BLOCK_ROWS
     monkeypatch.setattr(reference, "SCORE_BYTES", 10 * row + 1)
-    narrow = measure(scene)
-    assert narrow.largest == decoded_bytes(2048) / 2 < wide.largest, "now it is the decoded K"
+    narrow = measure(scene, op="extend")
+    decoded_keys = decoded_bytes(2048 - queries) / 2
+    assert narrow.largest == decoded_keys < wide.largest, "now it is the decoded K"
     assert narrow.peak < wide.peak
+
+
+def test_a_decode_has_scores_of_one_query_at_a_time() -> None:
+    one, many = measure(scene_of(2048)), measure(scene_of(2048, queries=40))
+    assert many.largest == one.largest
+    assert many.peak - one.peak < 40 * 4 * DIM * 4 * 2, "queries and outputs, no scores"
 
 
 def test_joined_scores_fit_their_workspace_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,10 @@ def decode(
     out = q.new_zeros(*q.shape[:2], v_cache.dim)
     for past in stored:
         rows = slice(past.request.start, past.request.stop)
-        out[rows] = _attend(q[rows], (past.read(k_cache, v_cache, q),), past.request, scoring)
+        parts = (past.read(k_cache, v_cache, q),)
+        # Row by row, so that a query's bits do not depend on how many are computed beside it.
+        out[rows] = _attend(q[rows], parts, past.request, scoring, most_rows=1)
+        del parts  # before the next request's are decoded
     return out
 
 
@@ -205,14 +208,18 @@ class _Stored:
 
 
 def _attend(
-    q: torch.Tensor, parts: tuple[_Rows, ...], request: Request, scoring: Scoring
+    q: torch.Tensor,
+    parts: tuple[_Rows, ...],
+    request: Request,
+    scoring: Scoring,
+    most_rows: int = BLOCK_ROWS,
 ) -> torch.Tensor:
     """One request: its queries [n, Hq, D] over adjoining parts → [n, Hq, Dv] in q's dtype."""
     count, heads, _ = q.shape
     out = q.new_empty(count, heads, parts[0].values.shape[-1])
     row_bytes = heads * sum(part.keys.shape[1] for part in parts) * _score_dtype(q).itemsize
     row_bytes *= len(parts)  # scores of several parts are copied to join them
-    step = min(BLOCK_ROWS, max(1, SCORE_BYTES // row_bytes))
+    step = min(most_rows, max(1, SCORE_BYTES // row_bytes))
     if count > 1 and not all(part.all_finite() for part in parts):
         step = 1  # a row of its own sums over what it sees and nothing else
     for start in range(0, count, step):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,64 +34,11 @@ from kvq_cli.models import attention
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
+from kvq_cli.serve_options import ServeOptions
 from kvq_cli.sizing import Limits
 from kvq_pools import Budget, Pool, PoolPlan
 
-CACHE_TYPES = ("prefix", "none")
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """What a user chose; None = decide from the model and the machine.
-
-    Attributes
-    ----------
-    num_tokens : size of the cache (tokens, a multiple of page_tokens)
-    max_model_len : longest request (tokens, prompt and generated together)
-    page_tokens : tokens a page
-    max_prefill_tokens : most prompt tokens computed in one step
-    memory_ratio : share of the free memory that weights, workspace and cache may take together
-    cache_type : "prefix" keeps the pages of finished requests for those that begin alike
-    """
-
-    model: str
-    kv_cache_dtype: str = "q8_0"
-    dtype: str = "auto"
-    device: str = "auto"
-    num_tokens: int | None = None
-    max_model_len: int | None = None
-    page_tokens: int = 16
-    max_running_requests: int = 16
-    max_prefill_tokens: int = 512
-    memory_ratio: float | None = None
-    attention_backend: str = "auto"
-    cache_type: str = "prefix"
-    served_model_name: str | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.cache_type not in CACHE_TYPES:
-            raise ConfigError(
-                f"cache_type must be {' or '.join(CACHE_TYPES)}, got {self.cache_type!r}"
-            )
-        if self.served_model_name == "":
-            raise ConfigError("served_model_name is empty; give a name or leave it out")
-        if self.memory_ratio is not None and not 0 < self.memory_ratio <= 1:
-            raise ConfigError(
-                f"memory_ratio must be above 0 and at most 1, got {self.memory_ratio}"
-            )
-        for name in ("num_tokens", "max_model_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.num_tokens is not None and self.num_tokens % self.page_tokens:
-            below = self.num_tokens // self.page_tokens * self.page_tokens
-            raise ConfigError(
-                f"num_tokens must be a multiple of page_tokens ({self.page_tokens}), got "
-                f"{self.num_tokens}; the nearest are {below} and {below + self.page_tokens}"
-            )
+__all__ = ["ServeOptions", "assemble", "build_engine", "choose_cache", "make_plan"]
 
 
 def build_engine(
@@ -163,6 +109,7 @@ def build_engine(
             attention=cache.choice.backends.by_op(),
             weights=f"{dtype} on {device}".removeprefix("torch."),
             prefix_cache=cache.space.prefix_cache,
+            prefill_reads=options.prefill_reads,
             notes=(
                 *quality_notes(shape, formats),
                 *_attention_notes(cache.choice.backends),
@@ -183,16 +130,22 @@ def choose_cache(
     """A model's cache in a format, or a `ValueError` that says why it cannot be served."""
     formats = parse_formats(cache_dtype, shape)
     check_format(shape, formats)
-    backends = support.choose(
-        options.attention_backend,
-        formats=[(cache.k, cache.v) for cache in distinct(formats)],
-        head_dim=shape.head_dim,
-        page_tokens=options.page_tokens,
-        device=device.type,
-        dtype=dtype,
-        features=_features(shape),
-        group=shape.num_heads // shape.num_kv_heads,
-    )
+
+    def choose(backend: str) -> support.Choice:
+        return support.choose(
+            backend,
+            formats=[(cache.k, cache.v) for cache in distinct(formats)],
+            head_dim=shape.head_dim,
+            page_tokens=options.page_tokens,
+            device=device.type,
+            dtype=dtype,
+            features=_features(shape),
+            group=shape.num_heads // shape.num_kv_heads,
+        )
+
+    backends = choose(options.attention_backend)
+    if options.prefill_reads == "packed":
+        choose(f"decode={backends.extend}")  # by which a prefill reads, or it is refused
     return CacheChoice(str(formats), make_plan(shape, formats, options), backends)
 
 
@@ -233,7 +186,9 @@ def assemble(
         namespace=namespace,
     )
     return Engine(
-        ModelRunner(model, shape, pool, backends=choice.backends),
+        ModelRunner(
+            model, shape, pool, backends=choice.backends, prefill_reads=options.prefill_reads
+        ),
         cache,
         tokenizer,
         context_tokens=context,

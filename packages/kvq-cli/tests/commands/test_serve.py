@@ -187,6 +187,7 @@ def test_every_option_reaches_the_engine(start):
         "page_tokens": 32,
         "max_running_requests": 3,
         "max_prefill_tokens": 64,
+        "prefill_reads": "packed",
         "attention_backend": "reference",
         "memory_ratio": 0.5,
         "cache_type": "none",

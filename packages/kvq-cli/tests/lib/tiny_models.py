@@ -98,6 +98,7 @@ def make_engine(
     tokenizer: Any = None,
     cache_type: str = "prefix",
     attention_backend: str = "auto",
+    prefill_reads: str = "own",
     backends: Choice | None = None,
 ) -> Engine:
     """An engine over `model`, which it makes attend through kvq; `backends`: those of its ops."""
@@ -110,6 +111,7 @@ def make_engine(
         max_prefill_tokens=max_prefill_tokens,
         cache_type=cache_type,
         attention_backend=attention_backend,
+        prefill_reads=prefill_reads,
     )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     choice = choose_cache(cache, shape, options, device, dtype)

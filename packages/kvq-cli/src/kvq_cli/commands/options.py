@@ -146,6 +146,16 @@ MaxPrefillTokens = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+PrefillReads = Annotated[
+    str,
+    typer.Option(
+        metavar="own|packed",
+        help="What the tokens of a prompt see of those computed in the same step. own: their keys "
+        "and values as they came, without the cache's rounding. packed: as later tokens read them, "
+        "so that no answer depends on where a prompt is cut into steps.",
+        rich_help_panel=LIMITS,
+    ),
+]
 Host = Annotated[
     str,
     typer.Option(

@@ -25,6 +25,7 @@ def serve(
     max_model_len: o.MaxModelLen = None,
     max_running_requests: o.MaxRunningRequests = 16,
     max_prefill_tokens: o.MaxPrefillTokens = 512,
+    prefill_reads: o.PrefillReads = "own",
     host: o.Host = "127.0.0.1",
     port: o.Port = 1919,
 ) -> None:
@@ -49,6 +50,7 @@ def serve(
         page_tokens=page_tokens,
         max_running_requests=max_running_requests,
         max_prefill_tokens=max_prefill_tokens,
+        prefill_reads=prefill_reads,
         attention_backend=attention_backend,
         cache_type=cache_type,
         served_model_name=served_model_name,

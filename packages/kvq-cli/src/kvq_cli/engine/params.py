@@ -184,6 +184,7 @@ class EngineSummary:
     bf16_num_tokens : tokens that would fit in the same bytes as bf16
     attention : op (store, decode, extend) → the backend that computes it
     weights : their type and where they are
+    prefill_reads : "own" or "packed": what a prompt's tokens see of those of the same step
     notes : what the user should know before trusting the answers
     """
 
@@ -199,4 +200,5 @@ class EngineSummary:
     attention: dict[str, str]
     weights: str
     prefix_cache: bool
+    prefill_reads: str = "own"
     notes: tuple[str, ...] = ()

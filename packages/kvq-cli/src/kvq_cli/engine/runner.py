@@ -23,12 +23,19 @@ class ModelRunner:
     """A transformers model over a pool."""
 
     def __init__(
-        self, model: Any, geometry: ModelGeometry, pool: Pool, *, backends: Choice
+        self,
+        model: Any,
+        geometry: ModelGeometry,
+        pool: Pool,
+        *,
+        backends: Choice,
+        prefill_reads: str = "own",
     ) -> None:
         self.model = model
         self.geometry = geometry
         self.pool = pool
         self.backends = backends
+        self.prefill_reads = prefill_reads
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -47,6 +54,7 @@ class ModelRunner:
             extend=self._batch(step.extends),
             windows=self.geometry.windows,
             backends=self.backends,
+            prefill_reads=self.prefill_reads,
         )
         output = self.model(
             input_ids=self._tensor(np.asarray([tokens], np.int64)),

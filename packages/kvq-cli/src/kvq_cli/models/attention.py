@@ -32,6 +32,7 @@ class StepContext:
     extend : the requests after them; None if there are none
     windows : sliding window of each layer, None = full attention
     backends : attention backend of each op
+    prefill_reads : what an extend sees of its own chunk: "own" rows as they came, or "packed" ones
     """
 
     pool: Pool
@@ -39,6 +40,7 @@ class StepContext:
     extend: Batch | None
     windows: tuple[int | None, ...]
     backends: Choice
+    prefill_reads: str = "own"
 
     def attend(
         self,
@@ -52,33 +54,35 @@ class StepContext:
 
         A decode stores its token first and reads everything packed. An extend reads its own
         chunk as it came and earlier tokens packed, and stores afterwards, so that a prefill
-        never reads its own quantization.
+        never reads its own quantization; where it reads packed, it is a decode of several tokens
+        by the backend of extends, and its result that of any other cut of the prompt.
         """
         caches = self.pool.view("k", layer), self.pool.view("v", layer)
         tier = self.pool.plan.tier_of(layer).name
         split = self.decode.num_tokens if self.decode is not None else 0
         parts = []
+
+        def store(rows: slice, batch: Batch) -> None:
+            slots, told = batch.tables[tier].slot_mapping, self.backends.told("store")
+            ops.store(k[rows], v[rows], *caches, slots, backend=told)
+
+        def read(rows: slice, batch: Batch, op: str) -> None:
+            given, told = (q[rows], *caches, batch, tier), self.backends.told(op)
+            parts.append(ops.decode(*given, backend=told, **options))
+
         if self.decode is not None:
-            slots = self.decode.tables[tier].slot_mapping
-            ops.store(k[:split], v[:split], *caches, slots, backend=self.backends.told("store"))
-            parts.append(
-                ops.decode(
-                    *(q[:split], *caches, self.decode, tier),
-                    backend=self.backends.told("decode"),
-                    **options,
-                )
-            )
+            store(slice(split), self.decode)
+            read(slice(split), self.decode, "decode")
         if self.extend is not None:
-            rest = q[split:], k[split:], v[split:]
-            parts.append(
-                ops.extend(
-                    *(*rest, *caches, self.extend, tier),
-                    backend=self.backends.told("extend"),
-                    **options,
-                )
-            )
-            slots = self.extend.tables[tier].slot_mapping
-            ops.store(*rest[1:], *caches, slots, backend=self.backends.told("store"))
+            rows = slice(split, None)
+            if self.prefill_reads == "packed":
+                store(rows, self.extend)
+                read(rows, self.extend, "extend")
+            else:
+                given = q[rows], k[rows], v[rows], *caches, self.extend, tier
+                told = self.backends.told("extend")
+                parts.append(ops.extend(*given, backend=told, **options))
+                store(rows, self.extend)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

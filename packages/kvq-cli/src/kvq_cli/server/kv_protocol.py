@@ -163,6 +163,10 @@ class Status(BaseModel):
     kv_cache_dtype: str
     attention: Attention
     weights: Annotated[str, Field(description="their type and where they are")]
+    prefill_reads: Annotated[
+        str,
+        Field(description="own or packed: what a prompt's tokens see of those of the same step"),
+    ]
     page_tokens: int
     num_tokens: int
     max_model_len: int
@@ -191,6 +195,7 @@ class Status(BaseModel):
             kv_cache_dtype=summary.cache_dtype,
             attention=summary.attention,
             weights=summary.weights,
+            prefill_reads=summary.prefill_reads,
             page_tokens=summary.page_tokens,
             num_tokens=summary.num_tokens,
             max_model_len=summary.max_model_len,

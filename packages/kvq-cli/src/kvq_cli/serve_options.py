@@ -1,0 +1,68 @@
+"""What a user chose for a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvq_cli.config import ConfigError
+
+CACHE_TYPES = ("prefix", "none")
+PREFILL_READS = ("own", "packed")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What a user chose; None = decide from the model and the machine.
+
+    Attributes
+    ----------
+    num_tokens : size of the cache (tokens, a multiple of page_tokens)
+    max_model_len : longest request (tokens, prompt and generated together)
+    page_tokens : tokens a page
+    max_prefill_tokens : most prompt tokens computed in one step
+    memory_ratio : share of the free memory that weights, workspace and cache may take together
+    prefill_reads : whether a prompt's chunk attends to its own keys and values as they came ("own")
+        or, stored first, as later tokens will read them ("packed")
+    cache_type : "prefix" keeps the pages of finished requests for those that begin alike
+    """
+
+    model: str
+    kv_cache_dtype: str = "q8_0"
+    dtype: str = "auto"
+    device: str = "auto"
+    num_tokens: int | None = None
+    max_model_len: int | None = None
+    page_tokens: int = 16
+    max_running_requests: int = 16
+    max_prefill_tokens: int = 512
+    prefill_reads: str = "own"
+    memory_ratio: float | None = None
+    attention_backend: str = "auto"
+    cache_type: str = "prefix"
+    served_model_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, allowed in (("cache_type", CACHE_TYPES), ("prefill_reads", PREFILL_READS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}"
+                )
+        if self.served_model_name == "":
+            raise ConfigError("served_model_name is empty; give a name or leave it out")
+        if self.memory_ratio is not None and not 0 < self.memory_ratio <= 1:
+            raise ConfigError(
+                f"memory_ratio must be above 0 and at most 1, got {self.memory_ratio}"
+            )
+        for name in ("num_tokens", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.num_tokens is not None and self.num_tokens % self.page_tokens:
+            below = self.num_tokens // self.page_tokens * self.page_tokens
+            raise ConfigError(
+                f"num_tokens must be a multiple of page_tokens ({self.page_tokens}), got "
+                f"{self.num_tokens}; the nearest are {below} and {below + self.page_tokens}"
+            )
