@@ -92,10 +92,10 @@ class Layer:
             "softcap": self.softcap and min(self.softcap, LARGEST_SOFTCAP),
         }
 
-    def small(self) -> Layer:
-        """The same with fewer KV heads, if it takes that to be tried in about a second."""
+    def small(self, most: int = SMALL_VALUES) -> Layer:
+        """The same with fewer KV heads, if it takes that to have at most so many values."""
         each = self.values // self.kv_heads
-        kv_heads = max(1, min(self.kv_heads, SMALL_VALUES // each))
+        kv_heads = max(1, min(self.kv_heads, most // each))
         return replace(self, heads=self.heads // self.kv_heads * kv_heads, kv_heads=kv_heads)
 
     @property

@@ -10,17 +10,13 @@ from typing import Any
 
 import torch
 
-from kvq_attention import support
 from kvq_cli import machine, sizing
+from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
     ConfigError,
-    Formats,
     ModelGeometry,
-    build_plan,
-    check_format,
     check_servable,
-    distinct,
     geometry,
     parse_formats,
     quality_notes,
@@ -36,7 +32,7 @@ from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
 from kvq_cli.sizing import Limits
-from kvq_pools import Budget, Pool, PoolPlan
+from kvq_pools import Budget, Pool
 
 __all__ = ["ServeOptions", "assemble", "build_engine", "choose_cache", "make_plan"]
 
@@ -71,6 +67,8 @@ def build_engine(
     sizing.num_pages(shape, choice.plan, limits, Budget(free, free, ratio), options.num_tokens)
 
     report(f"attention: {choice.backends}")
+    choice = checked_cache(choice, shape, options, device, dtype)
+    report(f"attention {_checked(choice)}")
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     attention.install(loaded.model)
@@ -107,46 +105,18 @@ def build_engine(
             max_model_len=engine.max_model_len,
             cache_bytes=cache.pool.nbytes,
             attention=cache.choice.backends.by_op(),
+            attention_check=cache.choice.check,
             weights=f"{dtype} on {device}".removeprefix("torch."),
             prefix_cache=cache.space.prefix_cache,
             prefill_reads=options.prefill_reads,
             notes=(
                 *quality_notes(shape, formats),
-                *_attention_notes(cache.choice.backends),
+                *_attention_notes(cache.choice),
                 *_capacity_notes(context, cache.max_tokens),
             ),
         )
 
     return AsyncEngine(engine, summarize)
-
-
-def choose_cache(
-    cache_dtype: str,
-    shape: ModelGeometry,
-    options: ServeOptions,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> CacheChoice:
-    """A model's cache in a format, or a `ValueError` that says why it cannot be served."""
-    formats = parse_formats(cache_dtype, shape)
-    check_format(shape, formats)
-
-    def choose(backend: str) -> support.Choice:
-        return support.choose(
-            backend,
-            formats=[(cache.k, cache.v) for cache in distinct(formats)],
-            head_dim=shape.head_dim,
-            page_tokens=options.page_tokens,
-            device=device.type,
-            dtype=dtype,
-            features=_features(shape),
-            group=shape.num_heads // shape.num_kv_heads,
-        )
-
-    backends = choose(options.attention_backend)
-    if options.prefill_reads == "packed":
-        choose(f"decode={backends.extend}")  # by which a prefill reads, or it is refused
-    return CacheChoice(str(formats), make_plan(shape, formats, options), backends)
 
 
 def assemble(
@@ -170,8 +140,13 @@ def assemble(
         to_host=lambda array: array.to("cpu", copy=True),
         on_free=torch.cuda.empty_cache if device.type == "cuda" else lambda: None,
     )
+
+    def choose(cache_dtype: str) -> CacheChoice:
+        chosen = choose_cache(cache_dtype, shape, options, device, dtype)
+        return checked_cache(chosen, shape, options, device, dtype)
+
     means = CacheMeans(
-        choose=lambda cache_dtype: choose_cache(cache_dtype, shape, options, device, dtype),
+        choose=choose,
         free_bytes=lambda: machine.free_bytes(device),
         workspace_bytes=lambda longest: limits.needs(shape, min(context, longest)),
         host_free_bytes=lambda: machine.free_bytes(torch.device("cpu")),
@@ -215,30 +190,17 @@ def _identity(name: str, path: Path, config: Any) -> str:
     return f"{name} {path} {hashlib.sha256(said.encode()).hexdigest()}"
 
 
-def make_plan(shape: ModelGeometry, formats: Formats, options: ServeOptions) -> PoolPlan:
-    """The pool of a model under the options."""
-    return build_plan(
-        shape,
-        formats,
-        page_tokens=options.page_tokens,
-        max_running_requests=options.max_running_requests,
-        max_prefill_tokens=options.max_prefill_tokens,
-    )
+def _checked(choice: CacheChoice) -> str:
+    """What the check found, in words that follow `attention`."""
+    assert choice.check is not None
+    instead = "".join(f"; {words}" for words in choice.check.fallbacks)
+    return f"checked: {choice.check}{instead}"
 
 
-def _features(shape: ModelGeometry) -> list[str]:
-    """What the attention of a model needs beside the plain form, in kvq_attention's words."""
-    needs = {
-        "gqa": shape.num_heads != shape.num_kv_heads,
-        "window": shape.window is not None,
-        "softcap": shape.softcap is not None,
-        "sinks": shape.has_sinks,
-    }
-    return [name for name, needed in needs.items() if needed]
-
-
-def _attention_notes(backends: support.Choice) -> tuple[str, ...]:
-    return tuple(f"not all attention is as fast as it could be: {w}" for w in backends.passed_over)
+def _attention_notes(choice: CacheChoice) -> tuple[str, ...]:
+    lacking = choice.backends.passed_over
+    slower = (f"not all attention is as fast as it could be: {words}" for words in lacking)
+    return (*slower, *(choice.check.fallbacks if choice.check else ()))
 
 
 def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from kvq_cli.config import ConfigError
 
 CACHE_TYPES = ("prefix", "none")
 PREFILL_READS = ("own", "packed")
+ON_FAILED_CHECK = ("refuse", "fallback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class ServeOptions:
     memory_ratio : share of the free memory that weights, workspace and cache may take together
     prefill_reads : whether a prompt's chunk attends to its own keys and values as they came ("own")
         or, stored first, as later tokens will read them ("packed")
+    on_failed_check : whether a kernel that computes something else than it must keeps the server
+        from starting ("refuse"), or the next backend that passes takes its place ("fallback")
     cache_type : "prefix" keeps the pages of finished requests for those that begin alike
     """
 
@@ -38,6 +41,7 @@ class ServeOptions:
     prefill_reads: str = "own"
     memory_ratio: float | None = None
     attention_backend: str = "auto"
+    on_failed_check: str = "refuse"
     cache_type: str = "prefix"
     served_model_name: str | None = None
 
@@ -45,7 +49,12 @@ class ServeOptions:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name, allowed in (("cache_type", CACHE_TYPES), ("prefill_reads", PREFILL_READS)):
+        words = {
+            "cache_type": CACHE_TYPES,
+            "prefill_reads": PREFILL_READS,
+            "on_failed_check": ON_FAILED_CHECK,
+        }
+        for name, allowed in words.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(
                     f"{name} must be {' or '.join(allowed)}, got {getattr(self, name)!r}"

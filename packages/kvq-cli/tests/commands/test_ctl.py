@@ -63,6 +63,8 @@ def test_stats_show_what_the_status_has(url):
         "7: 7 free, 0 cached, 0 used; 49,920 bytes each, window 32",
         "12 of 30 tokens of 3 requests found (40.0%); 6 pages evicted",
         "0 running, 0 waiting",
+        "7 kernels agree with the formats' definition, in 0.2 s",
+        "extend is computed by slow instead",
     ):
         assert words in done.stdout
     assert "last rebuild" not in done.stdout

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from kvq_cli.engine.params import (
+    AttentionCheck,
     CacheSize,
     Delta,
     EngineFailed,
@@ -134,6 +135,7 @@ class ScriptedEngine:
             attention=dict(ATTENTION),
             weights="scripted on paper",
             prefix_cache=True,
+            attention_check=AttentionCheck(7, 0.25, ("extend is computed by slow instead",)),
             notes=("a note for the [user]",),
         )
         self.last_rebuild: RebuildReport | None = None

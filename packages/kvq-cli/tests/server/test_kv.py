@@ -38,6 +38,11 @@ def test_the_status_has_size_price_pages_and_prefix_cache(url, client):
         "evicted_pages": 6,
     }
     assert found["attention"] == ATTENTION
+    assert found["attention_check"] == {
+        "kernels": 7,
+        "seconds": 0.25,
+        "fallbacks": ["extend is computed by slow instead"],
+    }
     assert found["prefill_reads"] == "own"
     assert found["requests"] == {"running": 0, "waiting": 0}
     assert found["last_rebuild"] is None

@@ -8,6 +8,7 @@ from typing import Any
 from rich.panel import Panel
 
 from kvq_cli.commands.screen import framed, mebibytes, served_by, token_price
+from kvq_cli.engine.params import AttentionCheck
 
 Json = dict[str, Any]
 
@@ -26,6 +27,7 @@ def status(url: str, found: Json) -> Panel:
             ("room", f"{found['num_tokens']:,} tokens in {mebibytes(found['bytes'])}"),
             ("longest request", f"{found['max_model_len']:,} tokens, prompt and answer together"),
             ("attention", served_by(found["attention"])),
+            *_checked(found["attention_check"]),
             ("weights", found["weights"]),
             *((f"pages, {tier['name']}", _pages(tier)) for tier in found["tiers"]),
             ("prefix cache", _prefix(found["prefix_cache"])),
@@ -70,6 +72,13 @@ def change(rebuild: Json) -> Panel:
             ),
         ],
     )
+
+
+def _checked(check: Json | None) -> list[tuple[str, str]]:
+    if check is None:
+        return []
+    words = AttentionCheck(check["kernels"], check["seconds"])
+    return [("checked", str(words)), *(("note", each) for each in check["fallbacks"])]
 
 
 def _arrow(before: str, after: str) -> str:

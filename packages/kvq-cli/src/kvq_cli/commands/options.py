@@ -105,6 +105,16 @@ AttentionBackend = Annotated[
         rich_help_panel=CACHE,
     ),
 ]
+OnFailedCheck = Annotated[
+    str,
+    typer.Option(
+        metavar="refuse|fallback",
+        help="What comes of a kernel that, tried at the start, does not compute what it must. "
+        "refuse: kvq says which and does not serve. fallback: the next backend that passes takes "
+        "its place, and the start, `kvq ctl stats` and /v1/kv/status say so.",
+        rich_help_panel=CACHE,
+    ),
+]
 CheckBackend = Annotated[
     str,
     typer.Option(

@@ -88,6 +88,7 @@ def panel(summary: EngineSummary) -> Panel:
             ),
             ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
             ("attention", served_by(summary.attention)),
+            *([("checked", str(check))] if (check := summary.attention_check) else []),
             ("weights", summary.weights),
             *(("note", note) for note in summary.notes),
         ],

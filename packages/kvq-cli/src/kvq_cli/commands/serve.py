@@ -22,6 +22,7 @@ def serve(
     page_tokens: o.PageTokens = 16,
     cache_type: o.CacheType = "prefix",
     attention_backend: o.AttentionBackend = "auto",
+    on_failed_check: o.OnFailedCheck = "refuse",
     max_model_len: o.MaxModelLen = None,
     max_running_requests: o.MaxRunningRequests = 16,
     max_prefill_tokens: o.MaxPrefillTokens = 512,
@@ -52,6 +53,7 @@ def serve(
         max_prefill_tokens=max_prefill_tokens,
         prefill_reads=prefill_reads,
         attention_backend=attention_backend,
+        on_failed_check=on_failed_check,
         cache_type=cache_type,
         served_model_name=served_model_name,
     )

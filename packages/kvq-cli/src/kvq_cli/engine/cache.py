@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvq_attention.support import Choice
-from kvq_cli.engine.params import TierStats
+from kvq_cli.engine.params import AttentionCheck, TierStats
 from kvq_cli.engine.request import Request
 from kvq_pools import (
     CacheSpace,
@@ -29,11 +29,13 @@ class CacheChoice:
     ----------
     cache_dtype : a codec, or k=CODEC,v=CODEC
     backends : the attention backend of each op on it
+    check : what came of trying them; None = they were not
     """
 
     cache_dtype: str
     plan: PoolPlan
     backends: Choice
+    check: AttentionCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,25 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionCheck:
+    """What came of trying the kernels of a cache before it served.
+
+    Attributes
+    ----------
+    kernels : that agree with the formats' definition: ops of a backend, format and layer each
+    seconds : that it took
+    fallbacks : which backend stands in for one that failed, and how that failed, in words
+    """
+
+    kernels: int
+    seconds: float
+    fallbacks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.kernels} kernels agree with the formats' definition, in {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSummary:
     """What a start-up message, a status page or a metric says of the engine.
 
@@ -185,6 +204,7 @@ class EngineSummary:
     attention : op (store, decode, extend) → the backend that computes it
     weights : their type and where they are
     prefill_reads : "own" or "packed": what a prompt's tokens see of those of the same step
+    attention_check : of the present cache; None = its kernels were not tried
     notes : what the user should know before trusting the answers
     """
 
@@ -201,4 +221,5 @@ class EngineSummary:
     weights: str
     prefix_cache: bool
     prefill_reads: str = "own"
+    attention_check: AttentionCheck | None = None
     notes: tuple[str, ...] = ()

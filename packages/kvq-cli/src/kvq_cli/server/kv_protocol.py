@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -154,6 +155,17 @@ class Load(BaseModel):
     waiting: int
 
 
+class AttentionChecked(BaseModel):
+    """What came of trying the kernels of the present cache before it served."""
+
+    kernels: Annotated[int, Field(description="that agree with the formats' definition")]
+    seconds: float
+    fallbacks: Annotated[
+        list[str],
+        Field(description="who stands in for a backend that failed, and how it failed"),
+    ]
+
+
 class Status(BaseModel):
     """Answer of GET /v1/kv/status."""
 
@@ -162,6 +174,7 @@ class Status(BaseModel):
     model: str
     kv_cache_dtype: str
     attention: Attention
+    attention_check: AttentionChecked | None
     weights: Annotated[str, Field(description="their type and where they are")]
     prefill_reads: Annotated[
         str,
@@ -187,13 +200,14 @@ class Status(BaseModel):
         stats: EngineStats,
     ) -> Status:
         """In the words of the API."""
-        prefix, last = stats.prefix, stats.last_rebuild
+        prefix, last, check = stats.prefix, stats.last_rebuild, summary.attention_check
         return cls(
             state=state,
             failure=failure,
             model=summary.model_name,
             kv_cache_dtype=summary.cache_dtype,
             attention=summary.attention,
+            attention_check=None if check is None else AttentionChecked(**asdict(check)),
             weights=summary.weights,
             prefill_reads=summary.prefill_reads,
             page_tokens=summary.page_tokens,
