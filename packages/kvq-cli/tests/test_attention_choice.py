@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny_models import Letters, llama, mistral
 
+import kvq_codecs
 from kvq_attention import UnsupportedError, support
 from kvq_cli import compose
 from kvq_cli.compose import ServeOptions, build_engine
@@ -119,6 +120,19 @@ def test_cuda_decodes_no_more_than_sixteen_query_heads_a_kv_head(monkeypatch):
     assert chosen(16).decode == "cuda"
     with pytest.raises(UnsupportedError, match=r"^decode: cuda lacks decode for 17 query h"):
         chosen(17)
+
+
+def test_p064_keys_and_values_of_any_two_formats_have_a_kernel_on_a_gpu(monkeypatch):
+    """None is left to slow attention in silence; what is taken is said at the start."""
+    monkeypatch.setattr(support, "unavailable", lambda *_: None)
+    shape = geometry(llama(head_dim=128).config.to_dict())
+    options, device = ServeOptions("tiny"), torch.device("cuda")
+    for k in kvq_codecs.names():
+        for v in kvq_codecs.names():
+            cache_dtype = f"k={k},v={v}"
+            choice = compose.choose_cache(cache_dtype, shape, options, device, torch.bfloat16)
+            assert set(choice.backends.by_op().values()) <= {"triton", "cuda"}, cache_dtype
+            assert not choice.backends.passed_over
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from kvq_attention import selfcheck
 from kvq_attention.layer import STEP_TOKENS, Layer
 from kvq_attention.selfcheck import Outcome
-from kvq_attention.support import MODEL_OPS, Choice
+from kvq_attention.support import Choice
 from kvq_cli.config import CacheFormat, ConfigError, Formats, ModelGeometry
 from kvq_cli.engine.params import AttentionCheck
 
@@ -29,16 +29,21 @@ class Case:
 
     Attributes
     ----------
-    ops : op that is tried → the model's op whose backend runs it
+    pairs : (op that is tried, the model's op whose backend runs it)
     """
 
     cache: CacheFormat
     layer: Layer
-    ops: Mapping[str, str]
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def ops(self) -> dict[str, str]:
+        """Op that is tried → the model's op whose backend runs it."""
+        return dict(self.pairs)
 
     def run(self, backends: Choice, device: str, dtype: torch.dtype) -> Outcome:
         """Try its ops with the backends that are chosen for a model."""
-        by_op = {op: getattr(backends, own) for op, own in self.ops.items()}
+        by_op = {op: getattr(backends, own) for op, own in self.pairs}
         return selfcheck.run_one((self.cache.k, self.cache.v), self.layer, by_op, device, dtype)
 
 
@@ -50,14 +55,14 @@ def cases(
     stored = set()
     for cache, layer in dict.fromkeys(_layers(shape, formats, page_tokens)):
         rows = cache, layer.kv_heads, layer.head_dim  # all that a store sees
-        ops = dict.fromkeys(MODEL_OPS) if rows not in stored else dict.fromkeys(MODEL_OPS[1:])
+        ops = ["decode"] if rows in stored else ["store", "decode"]
         stored.add(rows)
-        if prefill_reads == "packed":
-            del ops["extend"]
-        found.append(Case(cache, layer, {op: op for op in ops}))
+        if prefill_reads != "packed":
+            ops.append("extend")
+        found.append(Case(cache, layer, tuple((op, op) for op in ops)))
         if prefill_reads == "packed":
             prefill = replace(layer, queries=STEP_TOKENS)
-            found.append(Case(cache, prefill, {"decode": "extend"}))
+            found.append(Case(cache, prefill, (("decode", "extend"),)))
     return found
 
 

@@ -30,6 +30,24 @@ def show(screen: Screen, record: Record) -> None:
         screen.say("all that was tried agrees with the formats' definition")
 
 
+def show_model(screen: Screen, record: Record) -> None:
+    """The machine, and a row for each kernel that serving the model runs."""
+    screen.show(framed(f"kvq check {record['model']}", _machine(record)))
+    screen.table(
+        f"{record['model']}, {record['dtype']}, prefill reads {record['prefill_reads']}",
+        ["op", "backend", "format", "layer", "result"],
+        [
+            [each["op"], each["backend"], each["format"], each["layer"], _result(each)]
+            for each in record["kernels"]
+        ],
+    )
+    if record["agrees"]:
+        screen.say(
+            f"all {len(record['kernels'])} kernels agree with the formats' definition, in "
+            f"{record['seconds']:.1f} s"
+        )
+
+
 def _machine(record: Record) -> list[tuple[str, str]]:
     device = record["device"]
     capability = device["compute_capability"]
@@ -48,15 +66,19 @@ def _cell(found: Record) -> str:
     """The backend, and how it did: rows that are wrong, or the relative error of attention."""
     if found["backend"] is None:
         return "—"
+    return f"{found['backend']} {_result(found)}".rstrip()
+
+
+def _result(found: Record) -> str:
     if found["failed"]:
-        return f"{found['backend']} failed"
+        return "failed"
     if "error" in found:
         error = found["error"]
-        return f"{found['backend']} {'not finite' if error is None else f'{error:.0e}'}"
+        return "not finite" if error is None else f"{error:.0e}"
     if "wrong_rows" in found:
         wrong = found["wrong_rows"]
-        return f"{found['backend']} {f'{wrong} wrong' if wrong else 'exact'}"
-    return str(found["backend"])
+        return f"{wrong} wrong" if wrong else "exact"
+    return ""
 
 
 def _reasons(record: Record) -> list[str]:

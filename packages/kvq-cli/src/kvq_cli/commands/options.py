@@ -126,8 +126,25 @@ CheckCacheDtypes = Annotated[
     list[str] | None,
     typer.Option(
         "--kv-cache-dtype",
-        metavar="CODEC|k=CODEC,v=CODEC",
-        help="A format to try; may be given several times. Default: every codec.",
+        metavar="CODEC|k=CODEC,v=CODEC|LAYERS:FORMAT,…",
+        help="A format to try; may be given several times. Layer by layer with a MODEL only. "
+        "Default: every codec; of a MODEL, the one that `kvq serve` takes by itself.",
+        show_default=False,
+    ),
+]
+CheckDtype = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|float32|bfloat16|float16",
+        help="Type of what attention is computed with. auto: float32 on a CPU; on a GPU the "
+        "MODEL's own, or bfloat16.",
+    ),
+]
+CheckPrefillReads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="own|packed",
+        help="Of a MODEL: as `kvq serve` takes it. Default: own.",
         show_default=False,
     ),
 ]
