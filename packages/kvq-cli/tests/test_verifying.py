@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,3 +200,48 @@ def test_a_rebuild_into_a_format_whose_kernel_fails_is_refused_and_the_old_one_s
 def test_other_words_are_refused() -> None:
     with pytest.raises(ConfigError, match="on_failed_check must be refuse or fallback, got 'skip'"):
         ServeOptions("demo", on_failed_check="skip")
+
+
+FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+@pytest.fixture
+def declaring(tiny: Any) -> Callable[..., ServeOptions]:
+    """The options that serve a model whose checkpoint declares an fp8 cache."""
+
+    def saved(**options: Any) -> ServeOptions:
+        given: ServeOptions = tiny(**options)
+        file = Path(given.model) / "config.json"
+        quantization = {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8}
+        config = {**json.loads(file.read_text()), "quantization_config": quantization}
+        file.write_text(json.dumps(config))
+        return given
+
+    return saved
+
+
+def test_p128_a_declared_format_is_reported_and_can_be_overridden(declaring: Any) -> None:
+    for asked, taken, words in (
+        ({}, "fp8", "it is stored as fp8"),
+        ({"kv_cache_dtype": "q4_0"}, "q4_0", "q4_0 is used, as asked"),
+    ):
+        said: list[str] = []
+        summary = build_engine(declaring(**asked), said.append).summary
+        assert summary.cache_dtype == taken
+        assert said[0].startswith("the checkpoint declares its KV cache's format (kv_cache_scheme ")
+        assert words in said[0]
+        assert said[0] in summary.notes
+
+
+def test_p128_a_declared_format_is_checked_against_the_device(
+    declaring: Any, unloaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(q: Any, k_cache: Any, *rest: Any) -> torch.Tensor:
+        return DECODE(q, k_cache, *rest) * (2 if k_cache.spec.name == "fp8" else 1)
+
+    monkeypatch.setattr(reference, "decode", wrong)
+    build_engine(declaring(kv_cache_dtype="q8_0"))
+    options = declaring()
+    unloaded()
+    with pytest.raises(KernelFailed, match=r"^decode of reference, fp8, 4/2x64"):
+        build_engine(options)

@@ -22,6 +22,7 @@ from kvq_cli.choosing import choose_cache
 from kvq_cli.config import (
     CacheFormat,
     check_servable,
+    choose_format,
     geometry,
     parse_cache_dtype,
     parse_formats,
@@ -120,7 +121,10 @@ def check_model(
         model, page_tokens=page_tokens, attention_backend=backend, prefill_reads=prefill_reads
     )
     found: dict[Case, support.Choice] = {}
-    for cache_dtype in dict.fromkeys(cache_dtypes or [options.kv_cache_dtype]):
+    chosen_formats = [
+        choose_format(asked, config.to_dict()) for asked in cache_dtypes or [options.kv_cache_dtype]
+    ]
+    for cache_dtype in dict.fromkeys(chosen for chosen, _ in chosen_formats):
         backends = choose_cache(cache_dtype, shape, options, where, computed).backends
         formats = parse_formats(cache_dtype, shape)
         for case in cases(shape, formats, page_tokens, prefill_reads):
@@ -135,6 +139,7 @@ def check_model(
         "page_tokens": page_tokens,
         "dtype": str(computed).removeprefix("torch."),
         "prefill_reads": prefill_reads,
+        "notes": list(dict.fromkeys(note for _, notes in chosen_formats for note in notes)),
         "kernels": [_kernel(op, outcome) for case, outcome in outcomes for op in case.ops],
         "launches": _launches([outcome for _, outcome in outcomes]),
         "seconds": time.perf_counter() - start,

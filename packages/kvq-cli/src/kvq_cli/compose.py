@@ -17,6 +17,7 @@ from kvq_cli.config import (
     ConfigError,
     ModelGeometry,
     check_servable,
+    choose_format,
     geometry,
     parse_formats,
     quality_notes,
@@ -53,7 +54,8 @@ def build_engine(
     check_servable(shape)
     device = machine.choose_device(options.device)
     dtype = machine.choose_dtype(options.dtype, device, config)
-    choice = choose_cache(options.kv_cache_dtype, shape, options, device, dtype)
+    cache_dtype, declared = choose_format(options.kv_cache_dtype, config.to_dict())
+    choice = choose_cache(cache_dtype, shape, options, device, dtype)
     context = options.max_model_len or shape.max_position
     if context > shape.max_position:
         raise ConfigError(
@@ -66,6 +68,8 @@ def build_engine(
     # what does not fit without weights will not fit beside them
     sizing.num_pages(shape, choice.plan, limits, Budget(free, free, ratio), options.num_tokens)
 
+    for note in declared:
+        report(note)
     report(f"attention: {choice.backends}")
     choice = checked_cache(choice, shape, options, device, dtype)
     report(f"attention {_checked(choice)}")
@@ -110,6 +114,7 @@ def build_engine(
             prefix_cache=cache.space.prefix_cache,
             prefill_reads=options.prefill_reads,
             notes=(
+                *declared,
                 *quality_notes(shape, formats),
                 *_attention_notes(cache.choice),
                 *_capacity_notes(context, cache.max_tokens),

@@ -17,6 +17,7 @@ class ServeOptions:
 
     Attributes
     ----------
+    kv_cache_dtype : "auto" takes what the checkpoint declares, or else q8_0
     num_tokens : size of the cache (tokens, a multiple of page_tokens)
     max_model_len : longest request (tokens, prompt and generated together)
     page_tokens : tokens a page
@@ -30,7 +31,7 @@ class ServeOptions:
     """
 
     model: str
-    kv_cache_dtype: str = "q8_0"
+    kv_cache_dtype: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
     num_tokens: int | None = None

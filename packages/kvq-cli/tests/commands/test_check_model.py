@@ -183,3 +183,17 @@ def test_a_model_that_is_not_there_is_refused() -> None:
     done = check("no/such/model")
     assert done.exit_code == 2
     assert "there is no model at" in done.stderr
+
+
+def test_p128_a_declared_format_is_what_is_tried_and_is_said(tmp_path: Path) -> None:
+    config = llama(head_dim=64).config
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor"}
+    config.quantization_config = {"quant_method": "compressed-tensors", "kv_cache_scheme": scheme}
+    directory = saved(tmp_path, config)
+    found = checked(directory, *ON_CPU)
+    assert {row["format"] for row in found["kernels"]} == {"fp8"}
+    (note,) = found["notes"]
+    assert note.startswith("the checkpoint declares its KV cache's format (kv_cache_scheme {")
+    done = check(directory, *ON_CPU, "--kv-cache-dtype", "q4_0")
+    assert "note: the checkpoint declares" in done.stdout
+    assert "q4_0 is used, as asked" in " ".join(done.stdout.split())

@@ -41,6 +41,8 @@ def show_model(screen: Screen, record: Record) -> None:
             for each in record["kernels"]
         ],
     )
+    for note in record["notes"]:
+        screen.say(f"note: {note}")
     if record["agrees"]:
         screen.say(
             f"all {len(record['kernels'])} kernels agree with the formats' definition, in "

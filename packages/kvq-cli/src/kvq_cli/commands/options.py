@@ -57,8 +57,9 @@ CacheDtype = Annotated[
     str,
     typer.Option(
         "--kv-cache-dtype",
-        metavar="CODEC|k=CODEC,v=CODEC|LAYERS:FORMAT,…",
-        help="Format of cached keys and values; `kvq formats` lists the codecs. Layer by layer: "
+        metavar="auto|CODEC|k=CODEC,v=CODEC|LAYERS:FORMAT,…",
+        help="Format of cached keys and values; `kvq formats` lists the codecs. auto: what the "
+        "checkpoint declares for its KV cache, or else q8_0. Layer by layer: "
         "0-1:bf16,2-:k=q8_0,v=q4_0.",
         rich_help_panel=CACHE,
     ),

@@ -16,7 +16,7 @@ def serve(
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     served_model_name: o.ServedModelName = None,
-    kv_cache_dtype: o.CacheDtype = "q8_0",
+    kv_cache_dtype: o.CacheDtype = "auto",
     num_tokens: o.NumTokens = None,
     memory_ratio: o.MemoryRatio = None,
     page_tokens: o.PageTokens = 16,

@@ -1,5 +1,6 @@
 """What a model and a command line ask of the cache. Hugging Face key names live here only."""
 
+from kvq_cli.config.declared import choose_format, declared_cache
 from kvq_cli.config.errors import CacheFormatError, ConfigError, UnsupportedModel
 from kvq_cli.config.families import PLANNED, SERVED, check_servable, filled_in, geometry, token_ids
 from kvq_cli.config.formats import (
@@ -35,6 +36,8 @@ __all__ = [
     "build_plan",
     "check_format",
     "check_servable",
+    "choose_format",
+    "declared_cache",
     "distinct",
     "filled_in",
     "geometry",
