@@ -91,8 +91,31 @@ STEPS = [
 ]
 
 
+VERIFIED = 3  # query tokens of a request: drafts and the token before them
+VERIFY = [  # lengths; none = padding alone
+    [1000, 700, 33, 16, 512],
+    [3, 4, 17, 18, 900],
+    [640, 15, 16, 19],
+    [],
+    [31, 1023, 32, 5, 256],
+]
+
+
 @each_codec(places=ON_GPU)
 def test_a_replay_gives_the_bits_of_an_eager_call(codec: str, place: Place) -> None:
+    check_replays(codec, place, STEPS)
+
+
+@each_codec(places=ON_GPU)
+def test_p018_a_captured_verify_step_obeys_new_lengths_slots_and_tables(
+    codec: str, place: Place
+) -> None:
+    """Speculative decoding: the graph was captured for other requests on other pages."""
+    check_replays(codec, place, [(lengths, [VERIFIED] * len(lengths)) for lengths in VERIFY])
+
+
+def check_replays(codec: str, place: Place, steps: list[tuple[list[int], list[int]]]) -> None:
+    """A graph of the first step, replayed for all, beside eager calls on a cache of their own."""
     caches = [big.empty(codec, PAGES, KV_HEADS, PAGE_TOKENS, DIM) for _ in range(2)]
     random = torch.Generator("cuda").manual_seed(len(codec))
     for cache in caches:  # every slot holds a row: lengths count tokens that other steps stored
@@ -100,7 +123,7 @@ def test_a_replay_gives_the_bits_of_an_eager_call(codec: str, place: Place) -> N
         big.put(cache, rows, list(range(PAGES)))
     eager, replayed = ((caches[0].map(torch.clone), caches[1].map(torch.clone)) for _ in range(2))
     sinks = torch.linspace(-2, 2, HEADS, device="cuda")
-    static = step(*STEPS[0], seed=100)
+    static = step(*steps[0], seed=100)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -113,7 +136,7 @@ def test_a_replay_gives_the_bits_of_an_eager_call(codec: str, place: Place) -> N
         out = run(place, static, replayed, sinks)
     assert counted[place.backend]["decode"] > 0 and counted["triton"]["store"] > 0
 
-    for seed, (lengths, queries) in enumerate([*STEPS, *STEPS[::-1]]):
+    for seed, (lengths, queries) in enumerate([*steps, *steps[::-1]]):
         given = step(lengths, queries, seed)
         static.write(given)
         graph.replay()
