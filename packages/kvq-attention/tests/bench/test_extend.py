@@ -78,7 +78,8 @@ def test_a_wrong_output_is_a_problem(monkeypatch):
     real = ops.extend
     monkeypatch.setattr(ops, "extend", lambda *args, **more: 1.1 * real(*args, **more))
     found = problems(run(tiny(codecs="fp8", backend="reference")))
-    assert len(found) == 2 * len(ROUTES) and all("the error 1.0e-01 is above" in problem for problem in found)
+    assert len(found) == 2 * len(ROUTES)
+    assert all("the error 1.0e-01 is above" in problem for problem in found)
 
 
 @interpreted
