@@ -1,4 +1,7 @@
-"""Where a prompt that reads everything packed is cut into steps changes no bit of a decode."""
+"""Where a prompt that reads everything packed is cut into steps changes no bit of a decode.
+
+Of a request that is one chunk: longer ones are cut into chunks whose size follows their length.
+"""
 
 from __future__ import annotations
 

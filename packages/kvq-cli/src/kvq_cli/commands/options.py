@@ -179,8 +179,8 @@ PrefillReads = Annotated[
     typer.Option(
         metavar="own|packed",
         help="What the tokens of a prompt see of those computed in the same step. own: their keys "
-        "and values as they came, without the cache's rounding. packed: as later tokens read them, "
-        "so that no answer depends on where a prompt is cut into steps.",
+        "and values as they came, without the cache's rounding. packed: what later tokens will "
+        "see, so that the cut of a prompt into steps does not matter.",
         rich_help_panel=LIMITS,
     ),
 ]

@@ -55,7 +55,7 @@ class StepContext:
         A decode stores its token first and reads everything packed. An extend reads its own
         chunk as it came and earlier tokens packed, and stores afterwards, so that a prefill
         never reads its own quantization; where it reads packed, it is a decode of several tokens
-        by the backend of extends, and its result that of any other cut of the prompt.
+        by the backend of extends, and sees the same wherever the prompt is cut.
         """
         caches = self.pool.view("k", layer), self.pool.view("v", layer)
         tier = self.pool.plan.tier_of(layer).name
