@@ -186,6 +186,7 @@ def _limits(
         options.max_prefill_tokens,
         value_bytes=dtype.itemsize,
         on_host=device.type == "cpu",
+        packed_prefill=options.prefill_reads == "packed",
     )
 
 

@@ -17,7 +17,7 @@ class Limits:
     context : most tokens of a request
     page_tokens : tokens of a page
     max_prefill_tokens : most prompt tokens computed in a step
-    value_bytes, on_host, ranks : as in `workspace`
+    value_bytes, on_host, packed_prefill, ranks : as in `workspace`
     workspace_bytes : known beforehand; None = estimated
     """
 
@@ -27,6 +27,7 @@ class Limits:
     max_prefill_tokens: int
     value_bytes: int = 2
     on_host: bool = False
+    packed_prefill: bool = False
     ranks: int = 1
     workspace_bytes: int | None = None
 
@@ -54,6 +55,7 @@ class Limits:
             max_prefill_tokens=self.max_prefill_tokens,
             value_bytes=self.value_bytes,
             on_host=self.on_host,
+            packed_prefill=self.packed_prefill,
             ranks=self.ranks,
         ).nbytes
 

@@ -13,6 +13,7 @@ from tiny_models import make_engine
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvq_attention import reference
+from kvq_attention.triton import tiles
 from kvq_cli.config import geometry, workspace
 from kvq_cli.config.workspace import BLOCK_ROWS, SCORE_BYTES
 from kvq_cli.engine.params import SamplingParams
@@ -124,3 +125,22 @@ def test_where_every_layer_forgets_the_context_does_not_matter():
     model = shape(windows=(64, 64), max_position=10**6)
     limits = {"max_running_requests": 2, "max_prefill_tokens": 32}
     assert workspace(model, context=10**6, **limits) == workspace(model, context=95, **limits)
+
+
+@pytest.mark.parametrize("context", [1000, 1025, 5000, 30_000, 131_072])
+def test_packed_prefills_keep_partial_results_on_a_gpu(context):
+    """One of each query, head and chunk, as Triton's decode counts them at most."""
+    model = geometry(CONFIGS["llama-3.1-8b"])
+    limits = {"context": context, "max_running_requests": 4, "max_prefill_tokens": 512}
+
+    def needed(**how: bool) -> int:
+        return workspace(model, **limits, **how).attention
+
+    shape = {"warps": 4, "stages": 2, "programs": 1}
+    chunks = max(
+        tiles.most_chunks(context, None, 512, tiles.Config(tokens=tokens, **shape))
+        for tokens in (16, 32, 64, 128)
+    )
+    least = (512 + 4) * model.num_heads * chunks * model.head_dim * 4 if chunks > 1 else 0
+    assert least <= needed(packed_prefill=True) - needed() <= 2 * least
+    assert needed(packed_prefill=True, on_host=True) == needed(on_host=True)

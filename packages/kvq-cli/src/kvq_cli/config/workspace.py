@@ -14,6 +14,8 @@ from kvq_pools import heads_per_rank
 
 # As kvq_attention's reference has them; it imports torch, so a test compares instead.
 SCORE_BYTES, BLOCK_ROWS = 64 << 20, 64
+# Triton's decode cuts more tokens than these into chunks, those of short requests into quarters.
+CHUNK, MOST_CHUNKS = 1024, 128
 # Codecs code a chunk of values at a time, through integers and floats of several widths.
 CODEC_BYTES_PER_VALUE = 36
 FP32 = 4
@@ -51,6 +53,7 @@ def workspace(
     max_prefill_tokens: int,
     value_bytes: int = 2,
     on_host: bool = False,
+    packed_prefill: bool = False,
     ranks: int = 1,
 ) -> Workspace:
     """An upper estimate of a step's peak on one rank.
@@ -62,6 +65,7 @@ def workspace(
         request and so many of prompts
     value_bytes : of what is computed with
     on_host : a CPU codes smaller chunks than a GPU
+    packed_prefill : whether prompts are read as decodes are, in parts that a GPU merges
     ranks : tensor-parallel; heads and feed-forward parts are divided
     """
     tokens = max_running_requests + max_prefill_tokens
@@ -76,6 +80,8 @@ def workspace(
     chunk = min(HOST_CHUNK_VALUES if on_host else DEVICE_CHUNK_VALUES, max(seen, tokens * rows))
     scores = _score_bytes(-(-model.num_heads // ranks), context)
     attention = projected + decoded + chunk * CODEC_BYTES_PER_VALUE + scores
+    if packed_prefill and not on_host:
+        attention += tokens * width * _chunks(context) * FP32
 
     experts = model.experts_per_token
     copies = 10 if experts else 5  # some experts clamp and gate in copies of their own
@@ -103,6 +109,14 @@ def _widest_layer(model: ModelGeometry, ranks: int) -> tuple[int, int]:
         channels = 2 * state.key_heads * state.key_dim + state.value_heads * state.value_dim
         width = max(width, channels // ranks)
     return width, max(kv_heads * dim for kv_heads, dim in local)
+
+
+def _chunks(context: int) -> int:
+    """Partial results of a query that are merged; a single one is the result."""
+    if context <= CHUNK:
+        return 0
+    quarters = -(-min(context, 4 * CHUNK) // (CHUNK // 4))
+    return min(MOST_CHUNKS, max(quarters, -(-context // CHUNK)))
 
 
 def _score_bytes(heads: int, context: int) -> int:
