@@ -64,7 +64,7 @@ def test_a_lossless_cache_gives_the_same_at_every_cut(
 
 
 @each_codec(KINDS, TRITONS)
-def test_p128_a_prefix_hit_gives_the_bits_of_a_cold_run_that_was_cut_there(
+def test_p010_a_prefix_hit_gives_the_bits_of_a_cold_run_that_was_cut_there(
     codec: str, place: Place
 ) -> None:
     """Its pages were written by another request, and lie elsewhere."""

@@ -91,7 +91,7 @@ def test_other_head_dims(codec: str, dim: int, place: Place) -> None:
 
 
 @each_place([TRITON])
-def test_64k_tokens_of_the_past_take_no_more_than_the_bound(place: Place) -> None:
+def test_p016_64k_tokens_of_the_past_take_no_more_than_the_bound(place: Place) -> None:
     bound = 8 * MIB
     shape = Geometry("q4_0", **SHAPE, lengths=(65536,), queries=(1024,))
     given = Given.of(shape, 5)
