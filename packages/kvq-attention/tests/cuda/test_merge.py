@@ -35,7 +35,6 @@ def test_any_number_of_warps_makes_the_same_bits(codec: str, dim: int, sinks: bo
     with pytest.MonkeyPatch.context() as patch:
         for name in ("ALONE_TOKENS", "CHUNK_STEP", "SMALLEST_CHUNK", "LARGEST_CHUNK"):
             patch.setattr(items, name, CHUNK)
-        patch.setattr(items, "FINEST", items.MOST_CHUNKS)
         emulated.emulate(patch)
         load = decode.load
         for i in range(len(decode.MERGE_WARPS)):
