@@ -43,9 +43,12 @@ FAMILIES = [
 def cuda_here(monkeypatch):
     """CUDA's rows hold on this CPU; the reference computes what its kernels would."""
 
+    count = launches.record
+
     def decode(q, *args):
-        launches.record("cuda", "decode")
-        return reference.decode(q, *args)
+        with pytest.MonkeyPatch.context() as counted:
+            counted.setattr(launches, "record", lambda _, op: count("cuda", op))
+            return reference.decode(q, *args)
 
     module = ModuleType("cuda_by_reference")
     module.unavailable = lambda _: None

@@ -114,7 +114,7 @@ def test_a_kernel_that_fails_is_named_and_the_exit_code_is_1(
 ) -> None:
     extend = reference.extend
     monkeypatch.setattr(
-        reference, "extend", lambda *args: (1.5 if args[-1].window else 1) * extend(*args)
+        reference, "extend", lambda *args: (1.5 if args[-2].window else 1) * extend(*args)
     )
     done = check(gemma_dir, *ON_CPU, *form)
     assert done.exit_code == 1
