@@ -47,9 +47,14 @@ class Request:
     length: int
 
     @property
+    def queries(self) -> int:
+        """Its query tokens."""
+        return self.stop - self.start
+
+    @property
     def first_position(self) -> int:
         """Position of its first query token; the positions before it are its past."""
-        return self.length - (self.stop - self.start)
+        return self.length - self.queries
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,8 @@ Attend = Callable[
 HALVES = (torch.float16, torch.bfloat16)
 # head_dims of each kernel: multiples of 8 up to
 CUDNN_DIM, FLASH_DIM = 128, 256
+# Rows of a trial: what a library compiles for sizes of that alignment serves others, too.
+TRIED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def fastest(device: torch.device, dtype: torch.dtype, dim: int) -> Dense | None:
 
 
 def _works(attend: Attend, device: torch.device, dtype: torch.dtype, dim: int) -> bool:
-    rows = torch.zeros(2, 16, dim, dtype=dtype, device=device)
+    rows = torch.zeros(2, TRIED, dim, dtype=dtype, device=device)
     try:
         for causal in (False, True):
             attend(rows, rows[:1], rows[:1], causal, 1.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvq_attention import BatchError
-from kvq_attention.triton.extending import dense
+from kvq_attention.triton.extending import dense, portions
 
 from ..decode.cases import PACKED, ieee, poison_new_tensors, rows_of, with_table
 from ..decode.places import INTERPRETED, TRITONS, Place, each_codec, each_place
@@ -18,7 +18,9 @@ from .cases import check_output, company, extend, scene_of
 
 pytestmark = ieee
 
-FEWEST = 24  # query rows here, with requests of fewer, as many and more; none and some past
+FEWEST = (
+    528 * 4 * 128
+)  # products here, with requests of fewer, as many and more; none and some past
 SHAPE: dict[str, Any] = {"heads": 4, "kv_heads": 2, "dim": 128}
 LENGTHS, QUERIES = (40, 60, 17, 210, 33), (1, 12, 11, 70, 33)
 
@@ -26,8 +28,8 @@ LENGTHS, QUERIES = (40, 60, 17, 210, 33), (1, 12, 11, 70, 33)
 @pytest.fixture(autouse=True)
 def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter has no time for more."""
-    monkeypatch.setattr(dense, "FEWEST_ROWS", FEWEST)
-    monkeypatch.setattr(dense, "LEAST_SHARE", 64)
+    monkeypatch.setattr(dense, "FEWEST_PRODUCTS", FEWEST)
+    monkeypatch.setattr(portions, "GRAIN", 16)
 
 
 @pytest.fixture
@@ -84,26 +86,32 @@ def test_a_window_and_a_soft_cap_go_elsewhere(
     assert not served
 
 
-@each_codec(("q4_0", "iso3"), TRITONS)
+@each_codec(("q4_0", "iso3", "bf16"), TRITONS)
 def test_a_smaller_bound_takes_heads_and_parts_in_turn(
     codec: str, place: Place, monkeypatch: pytest.MonkeyPatch, served: list[int]
 ) -> None:
-    plans: list[dense.Plan] = []
-    planning = dense.plan
+    plans: list[portions.Plan] = []
+    planning = portions.Sizes.plan
 
-    def noted(*given: Any) -> dense.Plan:
+    def noted(*given: Any) -> portions.Plan:
         plans.append(planning(*given))
         return plans[-1]
 
-    monkeypatch.setattr(dense, "plan", noted)
+    monkeypatch.setattr(portions.Sizes, "plan", noted)
     scene, sinks = (
-        built(place, codec, lengths=(40, 260), queries=(1, 20)),
+        built(place, codec, lengths=(40, 262), queries=(1, 17)),
         torch.linspace(-2, 3, 4, device=place.device),
     )
-    # bytes of a token of a head, of own rows of two query heads, of what is kept between parts
-    token, own, kept = 2 * 128 * 2, 20 * (4 * (128 * 2 + 4) + 4 * 128 * 2), 20 * 2 * (128 * 4 + 4)
-    whole, least = 240 * token + own, 64 * token + own + kept
-    for bound, heads, share in ((2 * whole, 2, 240), (whole, 1, 240), (least, 1, 64)):
+    # A past of 245 tokens: 5 before 17 own rows, padded to 32. Bytes of a head: of a decoded
+    # token; of rows of two query heads: placed, of two results, and of what is kept.
+    token, own = 2 * 128 * 2, 32 * (4 * 128 * 2 + 4 * (128 * 2 + 4) + 2 * (128 * 4 + 4))
+    monkeypatch.setattr(portions, "ENOUGH", 64)
+    for bound, heads, share in (
+        (2 * (224 * token + own), 2, 224),
+        (2 * (64 * token + own), 2, 64),
+        (2 * (64 * token + own) - 1, 1, 224),
+        (16 * token + own, 1, 16),
+    ):
         plans.clear()
         served.clear()
         with monkeypatch.context() as patched:
@@ -114,7 +122,7 @@ def test_a_smaller_bound_takes_heads_and_parts_in_turn(
         assert [(each.heads, each.share) for each in plans] == [(heads, share)]
         assert plans[0].nbytes <= bound
     served.clear()
-    check_output(scene, densely(place, scene, scratch_bytes=least - 1))
+    check_output(scene, densely(place, scene, scratch_bytes=16 * token + own - 1))
     assert not served, "there is no room for results"
 
 
@@ -146,6 +154,14 @@ def test_padding_gives_zero_and_bad_pages_nan(place: Place, served: list[int]) -
     padded = replace(batch, seq_lens=batch.seq_lens * torch.tensor([1, 1, 1, 0, 1]).int())
     out = densely(place, scene, padded)
     assert torch.equal(out[:24], clean[:24]) and not out[24:94].any()
+    fewer = replace(
+        batch,
+        query_offsets=batch.query_offsets[:-1],
+        seq_lens=batch.seq_lens[:-1],
+        tables={TIER: replace(batch.tables[TIER], page_table=batch.tables[TIER].page_table[:-1])},
+    )
+    out = densely(place, scene, fewer)
+    assert torch.equal(out[:94], clean[:94]) and not out[94:].any()
 
 
 @each_place([INTERPRETED])

@@ -32,7 +32,6 @@ def test_long_chunks_go_through_a_scratch_and_short_ones_do_not() -> None:
     assert choose(num_tokens=least).plan is not None
     assert choose(num_tokens=least - 1) == routes.Route()
     assert choose(num_tokens=least, group=1) == routes.Route()
-    assert choose(num_tokens=7, break_even=28).fewest == 28
     # as many requests as could have so many rows each
     assert choose(requests=64).requests == 2048 * 4 // routes.BREAK_EVEN
 

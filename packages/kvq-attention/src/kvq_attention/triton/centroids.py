@@ -24,6 +24,11 @@ Levels = tuple[float, tuple[float, ...], tuple[float, ...], tuple[float, ...]]
 CHUNK = tl.constexpr(32)
 
 
+def largest(centroids: Floats) -> float:
+    """Of a value turned back: four centroids' length, should one value have all of it."""
+    return 2 * float(np.abs(centroids).max())
+
+
 def levels(centroids: Floats, thresholds: Floats) -> Levels:
     """A format's tables as distances from the middle threshold, nearest first.
 

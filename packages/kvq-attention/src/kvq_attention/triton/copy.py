@@ -84,7 +84,7 @@ def copy_pages(
         return
     num_pages = caches[0].lead[0]
     for layout, planes in launches_of(caches):
-        blocks = triton.cdiv(layout.words, BLOCK_WORDS)
+        blocks = -(-layout.words // BLOCK_WORDS)
         _copy[(num_pairs * blocks, len(planes))](
             planes,
             source_pages,

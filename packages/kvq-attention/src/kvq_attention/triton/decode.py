@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 
 from kvq_attention import launches
 from kvq_attention.batch import Batch
@@ -63,7 +62,7 @@ def launch(
     table = batch.table(tier).page_table
     table = table if table.stride(1) == 1 else table.contiguous()
     group = q_heads // kv_heads
-    heads = SCORE_ROWS.value // triton.next_power_of_2(max(k.scales, v.scales, 1))
+    heads = SCORE_ROWS.value // tiles.power_of_two(max(k.scales, v.scales, 1))
     reach = min(table.shape[1] * page_tokens, WIDEST)
     window = None if scoring.window is None else min(scoring.window, WIDEST)
     chunks = tiles.most_chunks(reach, window, num_tokens, config)
@@ -143,7 +142,7 @@ def launch(
         config.chunk,
         window or 0,
         V_DIM=v.dim,
-        COLUMNS=triton.next_power_of_2(v.dim),
+        COLUMNS=tiles.power_of_two(v.dim),
         **common,
         **({"launch_pdl": True} if common["OVERLAP"] else {}),
         **({"maxnreg": MERGE_REGISTERS} if level else {}),

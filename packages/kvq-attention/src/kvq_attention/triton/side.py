@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.triton import formats
 from kvq_attention.triton.compat import INTERPRETED
 from kvq_attention.triton.planes import PlaneArgument, fits
 from kvq_attention.triton.tile import Tile
-from kvq_attention.triton.tiles import Load
+from kvq_attention.triton.tiles import Load, power_of_two
 from kvq_codecs import Encoded
 
 # Integers that hold the 2 or 4 fp16 scales of a row
@@ -64,7 +63,7 @@ class Side:
     @property
     def columns(self) -> int:
         """Columns of a tile, a power of two that products accept."""
-        columns: int = triton.next_power_of_2(self.dim // self.tile.split)
+        columns = power_of_two(self.dim // self.tile.split)
         return max(16, columns)
 
     @property

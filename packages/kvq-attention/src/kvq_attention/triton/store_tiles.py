@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
-
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.triton.encode import Encoder
+from kvq_attention.triton.tiles import power_of_two
 
 WARP = 32
 
@@ -52,7 +51,7 @@ def pick_tile(encoder: Encoder, dim: int, num_heads: int, threads: int) -> Tile:
             f"the triton backend stores head_dims that {encoder.spans[-1]} divides, not {dim}; the "
             "reference backend stores every head_dim of the codec"
         )
-    row_spans: int = triton.next_power_of_2(dim // span)
+    row_spans = power_of_two(dim // span)
     rows = max(1, threads // row_spans)
     heads = min(num_heads & -num_heads, rows) if row_spans == 1 else 1
     return Tile(rows // heads, heads, span)

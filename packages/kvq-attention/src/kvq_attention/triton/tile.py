@@ -28,6 +28,7 @@ class Tile:
     scale : name of the plane whose scale multiplies the values afterwards; None = the tiles are
         the values. It is applied to scores and probabilities, so it never rounds a tile.
     factor : value = tile · factor · scale
+    largest : magnitude of what a codec writes beside its scale, at most; None = no such bound
     rotated : values were turned by iso's quaternions
     tokens : tokens a tile that a warp's registers have room for while they are unpacked
     """
@@ -37,5 +38,6 @@ class Tile:
     codes: Mapping[str, torch.dtype]
     scale: str | None = None
     factor: float = 1.0
+    largest: float | None = None
     rotated: bool = False
     tokens: int = 32

@@ -57,6 +57,11 @@ class Load:
     narrow: bool = False
 
 
+def power_of_two(n: int) -> int:
+    """The least power of two that is not below n. Triton's own function takes 5 µs a call."""
+    return 1 << (n - 1).bit_length()
+
+
 def pick(k: Load, v: Load, *, shared_bytes: int, warps: int) -> Config:
     """The launch shape for caches of these formats.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kvq_attention.triton.extending.halves import VALUES, unit
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOG2_E, LOWEST, log2_sink
 
-INTEGERS = [
-    *("one_head", "one_token", "two_head", "two_token", "out_head", "out_token"),
-    *("one_lse_head", "two_lse_head", "kept_lse_head", "queries"),
-]
+# Of rows of any number; strides between rows are specialized, as they tell how wide a load may be.
+INTEGERS = ["one_lse_head", "two_lse_head", "skipped", "rows"]
 
 
 @triton.jit(do_not_specialize=INTEGERS)
@@ -23,7 +22,7 @@ def join(
     out,
     kept_lse,
     sinks,
-    units,
+    peaks,
     one_head,
     one_token,
     two_head,
@@ -32,8 +31,8 @@ def join(
     out_token,
     one_lse_head,
     two_lse_head,
-    kept_lse_head,
-    queries,
+    skipped,
+    rows,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -43,18 +42,19 @@ def join(
     SINKS: tl.constexpr,
     UNITS: tl.constexpr,
 ):
-    """Means [heads, queries, DIM] of one and, if TWO, another part, by natural logs of weights.
+    """Means [heads, rows, DIM] of one and, if TWO, another part, by natural logs of weights.
 
-    KEPT: more parts follow, and the logs of what both weigh are written to kept_lse; else the sinks
-    [heads] have their share and, UNITS, values are divided by units [heads / GROUP], powers of two.
-    out may be one. A program takes ROWS queries of a head.
+    skipped: rows of the parts before those that are joined. KEPT: more parts follow, and the logs
+    of what both weigh are written to kept_lse, whose strides are one_lse's; else the sinks [heads]
+    have their share and, UNITS, values lose the unit that follows from peaks [3, heads / GROUP].
+    out may be one. A program takes ROWS rows of a head.
     """
     head = tl.program_id(1)
-    query = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    asked = query < queries
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    asked = row < rows
     column = tl.arange(0, WIDTH)
     there = asked[:, None] & (column < DIM)[None, :]
-    at = query.to(tl.int64)
+    at = row.to(tl.int64) + skipped
     wide = head.to(tl.int64)
     one_rows = one + wide * one_head + at * one_token
     means = tl.load(one_rows[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
@@ -77,12 +77,12 @@ def join(
         total += means * share[:, None]
     if KEPT:
         logs = (top + tl.log2(weight)) / LOG2_E
-        tl.store(kept_lse + wide * kept_lse_head + at, logs, mask=asked)
+        tl.store(kept_lse + wide * one_lse_head + at, logs, mask=asked)
     if SINKS:
         weight += tl.exp2(sink - top)
     means = total / weight[:, None]
     if UNITS:
-        means *= 1.0 / tl.load(units + head // GROUP)
+        means *= unit(peaks, VALUES, tl.num_programs(1) // GROUP, head // GROUP, True)
     means = narrow(means, out.dtype.element_ty)
-    out_rows = out + wide * out_head + at * out_token
+    out_rows = out + wide * out_head + row.to(tl.int64) * out_token
     tl.store(out_rows[:, None] + column[None, :], means, mask=there)

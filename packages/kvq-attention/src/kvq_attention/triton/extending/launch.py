@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import torch
 
 from kvq_attention import launches
@@ -34,17 +36,20 @@ def extend(
     launches.record("triton", "extend")
     num_pages = k_cache.lead[0]
     formats = k_cache.spec.name, v_cache.spec.name
-    known = dense.choose(step, sides, formats, batch.host, scratch_bytes)
-    if known is None:
+    known = batch.host and dense.choose(step, sides, formats, batch.host, scratch_bytes)
+    if not known or not batch.host:
         _by_rows(step, sides, num_pages, formats, scratch_bytes)
         return step.out
-    # Below and above what dense kernels take, requests go where they would if nothing were known.
-    if known.below:
-        extend_within(step, *sides, num_pages, most=known.fewest - 1)
-    for request in known.requests:
-        dense.extend_densely(step, sides, num_pages, request, known, scratch_bytes)
-    if known.above:
-        _by_rows(step, sides, num_pages, formats, scratch_bytes, known.most + 1)
+    for densely, found in groupby(batch.host, lambda request: request in known.requests):
+        requests = list(found)
+        first, last = requests[0], requests[-1]
+        if densely:
+            for request in requests:
+                dense.extend_densely(step, sides, num_pages, request, known, scratch_bytes)
+        else:
+            some = step.requests(first.index, first.start, len(requests), last.stop)
+            _by_rows(some, sides, num_pages, formats, scratch_bytes)
+    step.out[batch.host[-1].stop :] = 0  # padding
     return step.out
 
 
@@ -54,9 +59,8 @@ def _by_rows(
     num_pages: int,
     formats: tuple[str, str],
     scratch_bytes: int,
-    fewest: int = 0,
 ) -> None:
-    """Write the results of requests of `fewest` query rows and more, whose sizes a device knows."""
+    """Write the results of requests by their query rows, which the device knows."""
     route = routes.choose(
         formats,
         (sides[0].dim, sides[1].dim),
@@ -67,10 +71,9 @@ def _by_rows(
         visible=step.visible,
         tile=step.shape.tokens,
         scratch_bytes=scratch_bytes,
-        break_even=max(fewest, routes.BREAK_EVEN),
     )
-    if route.fewest != max(1, fewest):
-        extend_within(step, *sides, num_pages, fewest, max(0, route.fewest - 1))
+    if route.fewest != 1:
+        extend_within(step, *sides, num_pages, max(0, route.fewest - 1))
     if route.plan is not None:
         packed = routes.packed(formats)
         extend_through(step, sides, packed, num_pages, route.requests, route.plan, route.fewest)

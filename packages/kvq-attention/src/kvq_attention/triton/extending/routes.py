@@ -57,7 +57,6 @@ def choose(
     visible: int,
     tile: int,
     scratch_bytes: int,
-    break_even: int | None = None,
 ) -> Route:
     """The route of a step.
 
@@ -73,9 +72,8 @@ def choose(
     visible : tokens of a past that are looked at, at most
     tile : tokens a tile of the kernel
     scratch_bytes : that the scratch takes at most
-    break_even : query rows from which on a scratch is used; None = BREAK_EVEN
     """
-    rows, fewest = num_tokens * group, max(1, BREAK_EVEN if break_even is None else break_even)
+    rows, fewest = num_tokens * group, max(1, BREAK_EVEN)
     most = min(requests, rows // fewest)
     is_packed = packed(formats)
     if most < 1 or visible < 1 or not any(is_packed):

@@ -41,6 +41,35 @@ def turn_rows(rows, turns, BACK: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def load_scales(
+    planes,
+    pages,
+    page,
+    token,
+    head,
+    inside,
+    SCALES: tl.constexpr,
+    WORD: tl.constexpr,
+    STRIDES: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """The scales of tokens' rows, float32 [tokens, SCALES up to a power of two]; others are 0."""
+    rows = rows_of(page, token, head, pages, STRIDES, 2, PAGE)
+    BLOCKS: tl.constexpr = triton.next_power_of_2(SCALES)
+    block = tl.arange(0, BLOCKS)
+    if WORD:
+        word = load(planes[2] + rows, inside)
+        field = (word[:, None] >> (block * 16).to(word.dtype)[None, :]).to(tl.int16)
+        scale = field.to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        there = (block < SCALES)[None, :]
+        if inside is not None:
+            there = there & inside[:, None]
+        scale = load(planes[2] + rows[:, None] + block[None, :], there).to(tl.float32)
+    return scale
+
+
+@triton.jit
 def load_past(
     planes,
     pages,
@@ -69,23 +98,14 @@ def load_past(
     rows = join_tiles(tiles, 0, 1, SPLIT)
     factor = tl.zeros([token.shape[0]], tl.float32)
     if SCALES > 0:
-        s_rows = rows_of(page, token, head, pages, STRIDES, 2, PAGE)
         if SCALES == 1:
+            s_rows = rows_of(page, token, head, pages, STRIDES, 2, PAGE)
             factor = load(planes[2] + s_rows, inside).to(tl.float32)
         else:
-            BLOCKS: tl.constexpr = triton.next_power_of_2(SCALES)
-            block = tl.arange(0, BLOCKS)
-            if WORD:
-                word = load(planes[2] + s_rows, inside)
-                field = (word[:, None] >> (block * 16).to(word.dtype)[None, :]).to(tl.int16)
-                scale = field.to(tl.float16, bitcast=True).to(tl.float32)
-            else:
-                there = (block < SCALES)[None, :]
-                if inside is not None:
-                    there = there & inside[:, None]
-                pointer = planes[2] + s_rows[:, None] + block[None, :]
-                scale = load(pointer, there).to(tl.float32)
-            share, factor = shares(scale)
+            share, factor = shares(
+                load_scales(planes, pages, page, token, head, inside, SCALES, WORD, STRIDES, PAGE)
+            )
+            BLOCKS: tl.constexpr = share.shape[1]
             shape: tl.constexpr = (rows.shape[0], BLOCKS, rows.shape[1] // BLOCKS)
             rows = rows.to(tl.float16)
             rows *= tl.reshape(tl.broadcast_to(share[:, :, None], shape), rows.shape)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 
 from kvq_attention.triton.compat import ptx_level
 from kvq_attention.triton.extending.step import Step, attend
@@ -186,7 +185,7 @@ def _unpack(
     """Decode a part of some heads' rows."""
     constants = side.constants("K")
     names = ("DIM", "COLUMNS", "SPLIT", "SCALES", "WORD", "STRIDES")
-    tiles = triton.cdiv(min(planned.share, step.visible), step.shape.tokens)
+    tiles = -(-min(planned.share, step.visible) // step.shape.tokens)
     unpack[(tiles, step.kv_heads, requests)](
         side.tensors,
         dense.tensors[0],

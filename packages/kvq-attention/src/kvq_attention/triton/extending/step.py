@@ -122,6 +122,21 @@ class Step:
             "WINDOW": self.window is not None,
         }
 
+    def requests(self, first: int, start: int, count: int, stop: int) -> Step:
+        """The same for `count` requests from the first on, whose rows are [start, stop)."""
+        rows, some = slice(start, stop), slice(first, first + count)
+        # Copies of what is small: kernels are compiled anew for pointers of another alignment.
+        return replace(
+            self,
+            q=self.q[rows],
+            out=self.out[rows],
+            k=self.k[rows],
+            v=self.v[rows],
+            query_offsets=self.query_offsets[first : first + count + 1] - start,
+            seq_lens=self.seq_lens[some].clone(),
+            table=self.table[some].clone(),
+        )
+
     def heads(self, heads: range) -> Step:
         """The same for some of the KV heads and the query heads that read them."""
         own = slice(heads.start, heads.stop)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 
 from kvq_attention.triton.extending import shapes
 from kvq_attention.triton.extending.merge import merge_parts
@@ -14,10 +13,8 @@ from kvq_attention.triton.side import Side
 MERGED_LINES = 16
 
 
-def extend_within(
-    step: Step, k: Side, v: Side, num_pages: int, fewest: int = 0, most: int = 0
-) -> None:
-    """Write the results of requests of `fewest` to `most` query rows a KV head; 0 = no limit."""
+def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int) -> None:
+    """Write the results of requests of `most` query rows a KV head at most; 0 = of all."""
     items, capacity = shapes.most_items(
         step.num_tokens, step.num_requests, step.group, step.visible, step.shape.rows
     )
@@ -29,7 +26,6 @@ def extend_within(
         *(step, k, v, items, kept, kept_weights),
         num_pages=num_pages,
         capacity=capacity,
-        fewest=fewest,
         most=most,
         parted=parted,
     )
@@ -37,7 +33,7 @@ def extend_within(
         return
     sinks = step.scoring.sinks
     lines = step.num_tokens * step.group
-    merge_parts[(triton.cdiv(lines, MERGED_LINES), step.kv_heads)](
+    merge_parts[(-(-lines // MERGED_LINES), step.kv_heads)](
         kept,
         kept_weights,
         step.query_offsets,
@@ -55,7 +51,7 @@ def extend_within(
         V_WIDTH=v.columns * v.tile.split,
         KV_HEADS=step.kv_heads,
         LINES=MERGED_LINES,
-        FEWEST=fewest,
+        FEWEST=0,
         MOST=most,
         SINKS=sinks is not None,
     )

@@ -57,4 +57,4 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     return load_e4m3(a, a_rows, mask, DIM, COLUMNS, ASM)
 
 
-TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="scale")
+TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="scale", largest=E4M3.largest)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.rotation import quaternions
-from kvq_attention.triton.centroids import encode_turned, levels
+from kvq_attention.triton.centroids import encode_turned, largest, levels
 from kvq_attention.triton.encode import PART, Encoder
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
@@ -151,4 +151,5 @@ TILE = Tile(
     codes={"low": torch.int16, "high": torch.uint8},
     scale="scale",
     rotated=True,
+    largest=largest(oracle.CENTROIDS),
 )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.rotation import quaternions
-from kvq_attention.triton.centroids import encode_turned, levels
+from kvq_attention.triton.centroids import encode_turned, largest, levels
 from kvq_attention.triton.encode import Encoder, pack_nibbles
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
@@ -105,4 +105,11 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     return centroid(word), centroid(word >> 4), centroid(word >> 8), centroid(word >> 12)
 
 
-TILE = Tile(load, split=4, codes={"codes": torch.int16}, scale="scale", rotated=True)
+TILE = Tile(
+    load,
+    split=4,
+    codes={"codes": torch.int16},
+    scale="scale",
+    rotated=True,
+    largest=largest(oracle.CENTROIDS),
+)

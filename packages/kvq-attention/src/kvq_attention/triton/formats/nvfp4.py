@@ -156,4 +156,5 @@ TILE = Tile(
     codes={"codes": torch.int16, "block_scale": torch.uint8},
     scale="row_scale",
     factor=256.0,
+    largest=E4M3.largest * E2M1.largest,
 )

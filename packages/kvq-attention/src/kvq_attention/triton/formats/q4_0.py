@@ -95,4 +95,4 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     )
 
 
-TILE = Tile(load, split=4, codes={"codes": torch.int16}, scale="scale")
+TILE = Tile(load, split=4, codes={"codes": torch.int16}, scale="scale", largest=oracle.LARGEST)

@@ -118,4 +118,10 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     )
 
 
-TILE = Tile(load, split=4, codes={"low": torch.int16, "high": torch.uint8}, scale="scale")
+TILE = Tile(
+    load,
+    split=4,
+    codes={"low": torch.int16, "high": torch.uint8},
+    scale="scale",
+    largest=oracle.LARGEST,
+)

@@ -78,4 +78,4 @@ def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, A
     return ((word << 8) >> 8).to(tl.float16), (word >> 8).to(tl.float16)
 
 
-TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="scale")
+TILE = Tile(load, split=2, codes={"codes": torch.int16}, scale="scale", largest=oracle.LARGEST)
