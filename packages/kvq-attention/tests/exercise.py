@@ -23,6 +23,7 @@ TIER, PAGES, KV_HEADS, GROUP, DIM, PAGE_TOKENS, COLUMNS = "full", 96, 2, 3, 128,
 # Longer than a chunk: partial results are merged. In a window they are not: both ways are gone.
 LENGTHS, QUERIES = [1, 1100, 17, 0, 40], [1, 7, 1, 2, 1]
 DONE = "exercised"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def cache(codec: str, dim: int) -> Encoded:
@@ -34,7 +35,7 @@ def cache(codec: str, dim: int) -> Encoded:
         dim,
         {
             p.name: torch.zeros(
-                *lead, p.row_items(dim), dtype=getattr(torch, p.dtype), device="cuda"
+                *lead, p.row_items(dim), dtype=getattr(torch, p.dtype), device=DEVICE
             )
             for p in spec.planes
         },
@@ -50,9 +51,9 @@ def batch() -> Batch:
             table[r, column] = next(ids)
     tokens = sum(QUERIES) + 3
     return Batch(
-        torch.tensor([0, *QUERIES]).cumsum(0).to("cuda", torch.int32),
-        torch.tensor(LENGTHS, dtype=torch.int32, device="cuda"),
-        {TIER: Table(table.cuda(), torch.full((tokens,), -1, device="cuda"))},
+        torch.tensor([0, *QUERIES]).cumsum(0).to(DEVICE, torch.int32),
+        torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE),
+        {TIER: Table(table.to(DEVICE), torch.full((tokens,), -1, device=DEVICE))},
         PAGE_TOKENS,
     )
 
@@ -65,9 +66,9 @@ def stored(caches: tuple[Encoded, Encoded], dtype: torch.dtype, seed: int) -> No
     slots = torch.randperm(size, generator=random).tolist()
     slots[5:5], slots[-1:-1] = foreign, foreign
     rows = [
-        torch.randn(len(slots), KV_HEADS, c.dim, generator=random).to("cuda", dtype) for c in caches
+        torch.randn(len(slots), KV_HEADS, c.dim, generator=random).to(DEVICE, dtype) for c in caches
     ]
-    ops.store(*rows, *caches, torch.tensor(slots, device="cuda"), backend="triton")
+    ops.store(*rows, *caches, torch.tensor(slots, device=DEVICE), backend="triton")
 
 
 def attended(caches: tuple[Encoded, Encoded], dtype: torch.dtype, backend: str) -> None:
@@ -76,8 +77,8 @@ def attended(caches: tuple[Encoded, Encoded], dtype: torch.dtype, backend: str) 
     tokens = given.num_tokens
     random = torch.Generator().manual_seed(1)
     heads = KV_HEADS * GROUP
-    q = torch.randn(tokens, heads, caches[0].dim, generator=random).to("cuda", dtype)
-    sinks = torch.linspace(-1, 1, heads, device="cuda")
+    q = torch.randn(tokens, heads, caches[0].dim, generator=random).to(DEVICE, dtype)
+    sinks = torch.linspace(-1, 1, heads, device=DEVICE)
 
     def decode(page_table: torch.Tensor, **scoring: object) -> torch.Tensor:
         table = Table(page_table, given.tables[TIER].slot_mapping)
@@ -108,8 +109,8 @@ def attended(caches: tuple[Encoded, Encoded], dtype: torch.dtype, backend: str) 
 
 def copied(caches: tuple[Encoded, Encoded]) -> None:
     """Copies, with pages that are skipped."""
-    source = torch.tensor([0, 3, -1, 5, -1], device="cuda")
-    target = torch.tensor([47, 46, 45, -1, -1], device="cuda")
+    source = torch.tensor([0, 3, -1, 5, -1], device=DEVICE)
+    target = torch.tensor([47, 46, 45, -1, -1], device=DEVICE)
     ops.copy_pages(caches, source, target, backend="triton")
     for one in caches:
         for plane in one.planes.values():

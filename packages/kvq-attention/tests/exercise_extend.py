@@ -1,0 +1,142 @@
+"""Every route and kernel of Triton's extend at small sizes, with pages that are not there.
+
+    python exercise_extend.py CODEC …
+    compute-sanitizer --tool memcheck --error-exitcode 9 python exercise_extend.py CODEC …
+
+What decides between routes is set so low that requests of a few dozen query rows take all of them.
+A process of its own, like exercise.py's, which it imports; it says which kernels it launched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton.language as tl
+from triton.runtime.jit import KernelInterface
+
+from exercise import DEVICE, DIM, DONE, GROUP, KV_HEADS, PAGE_TOKENS, PAGES, TIER, cache, stored
+from kvq_attention import Batch, Table, ops
+from kvq_attention.triton.extending import dense, items, routes, scratch, shapes
+from kvq_codecs import Encoded
+
+LAUNCHED = "launched"
+# Per request: nothing before the chunk, few rows and several parts of a past, padding, many rows
+# over a past and over none, a decode beside them.
+LENGTHS, QUERIES = [5, 180, 0, 250, 32, 33], [5, 3, 2, 32, 32, 1]
+PADDED, PADDING = slice(8, 10), 3  # rows of the request that is padding; rows of no request
+THROUGH, DENSELY = 64, 96  # query rows from which on a past is unpacked, dense kernels are taken
+LEAST_PART = 80  # tokens
+# Of the scratch: whole; some heads and parts of the past of the request that has many rows.
+WHOLE, SCRATCH_PARTS, DENSE_PARTS = 128 << 20, 240 << 10, 176 << 10
+
+
+def smaller() -> None:
+    """Few rows and short pasts take the routes of many and long ones."""
+    routes.BREAK_EVEN, dense.FEWEST_ROWS = THROUGH, DENSELY
+    scratch.LEAST_SHARE = dense.LEAST_SHARE = 64
+    for module in (items, shapes):  # before anything is compiled
+        module.LEAST_PART = tl.constexpr(LEAST_PART)
+
+
+def noting_launches() -> set[str]:
+    """The names of kernels that are launched from now on."""
+    found: set[str] = set()
+    launcher = KernelInterface.__getitem__
+
+    def noted(self: Any, grid: Any) -> Any:
+        found.add(self.__name__)
+        return launcher(self, grid)
+
+    KernelInterface.__getitem__ = noted
+    return found
+
+
+def batch() -> Batch:
+    """The requests on pages of their own, in no order; the last rows are padding."""
+    ids = iter(torch.randperm(PAGES, generator=torch.Generator().manual_seed(0)).tolist())
+    columns = -(-max(LENGTHS) // PAGE_TOKENS)
+    table = torch.full((len(LENGTHS), columns), -1, dtype=torch.int32)
+    for r, length in enumerate(LENGTHS):
+        for column in range(-(-length // PAGE_TOKENS)):
+            table[r, column] = next(ids)
+    slots = torch.full((sum(QUERIES) + PADDING,), -1, device=DEVICE)
+    return Batch(
+        torch.tensor([0, *QUERIES]).cumsum(0).to(DEVICE, torch.int32),
+        torch.tensor(LENGTHS, dtype=torch.int32, device=DEVICE),
+        {TIER: Table(table.to(DEVICE), slots)},
+        PAGE_TOKENS,
+    )
+
+
+def extended(caches: tuple[Encoded, Encoded], dtype: torch.dtype) -> None:
+    """Right tables give the same numbers by each route, a missing page spoils its request alone."""
+    given = batch()
+    random = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(given.num_tokens, heads, DIM, generator=random).to(DEVICE, dtype)
+        for heads in (KV_HEADS * GROUP, KV_HEADS, KV_HEADS)
+    )
+    sinks = {"sinks": torch.linspace(-1, 1, KV_HEADS * GROUP, device=DEVICE)}
+    known = tuple(given.requests())
+
+    def extend(table: torch.Tensor, bound: int, *, host: bool, **scoring: Any) -> torch.Tensor:
+        tables = {TIER: Table(table, given.tables[TIER].slot_mapping)}
+        changed = replace(given, tables=tables, host=known if host else None)
+        return ops.extend(
+            *(q, k, v, *caches, changed, TIER),
+            **{"scale": 0.1, "scratch_bytes": bound, "backend": "triton", **scoring},
+        )
+
+    right = given.tables[TIER].page_table
+    loop = extend(right, 0, host=False, **sinks)
+    extend(right, 0, host=False, window=21, softcap=2.0, **sinks)
+    extend(right, WHOLE, host=False, window=50)  # the scratch begins within a page
+    for bound, host in (
+        *((0, False), (WHOLE, False), (SCRATCH_PARTS, False)),
+        *((WHOLE, True), (DENSE_PARTS, True)),
+    ):
+        checked(lambda table, b=bound, h=host: extend(table, b, host=h, **sinks), right, loop)
+
+
+def checked(
+    extend: Callable[[torch.Tensor], torch.Tensor], right: torch.Tensor, wanted: torch.Tensor
+) -> None:
+    """One route gives what another does."""
+    clean = extend(right)
+    assert torch.isfinite(clean).all(), "numbers everywhere"
+    assert not clean[PADDED].any() and not clean[-PADDING:].any(), "padding gives 0"
+    error = (clean.double() - wanted.double()).norm() / wanted.double().norm()
+    assert error < 1e-2, f"{error:.2g} from what the loop gives"
+    starts = torch.tensor([0, *QUERIES]).cumsum(0).tolist()
+    wrong = right.clone()
+    wrong[1, 2], wrong[3, 2] = PAGES, -1
+    out = extend(wrong)
+    for request in (1, 3):
+        own = slice(starts[request], starts[request + 1])
+        assert out[own].isnan().all(), "all queries read the third page"
+        out[own] = clean[own]
+    assert torch.equal(out, clean), "other requests are as they were"
+
+
+def main(*codecs: str) -> None:
+    """Exercise these codecs."""
+    smaller()
+    launched = noting_launches()
+    for i, codec in enumerate(codecs):
+        dtype = (torch.bfloat16, torch.float16)[i % 2]
+        caches = cache(codec, DIM), cache(codec, DIM)
+        stored(caches, dtype, seed=i)
+        launched.clear()
+        extended(caches, dtype)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        print(LAUNCHED, *sorted(launched), flush=True)
+        print(DONE, codec, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
