@@ -12,8 +12,13 @@ import torch
 import kvq_codecs
 from kvq_attention import TensorError, UnsupportedError, reference, selfcheck, support
 from kvq_attention.accuracy import MAX_ERROR
+from kvq_attention.routes import Route
 from kvq_attention.selfcheck import Outcome
-from kvq_attention.trial import Layer
+from kvq_attention.trial import Layer, Trial
+from kvq_attention.triton import backend as triton
+from kvq_attention.triton.extending import dense, launch
+
+from .decode.cases import ieee
 
 SMALL = Layer(heads=4, kv_heads=2, head_dim=64)
 
@@ -282,3 +287,82 @@ def test_backends_that_are_chosen_already_are_tried_and_no_others() -> None:
     assert outcome.problems == []
     assert outcome.errors.keys() == chosen.keys()
     assert outcome.launched["reference"] == {"store": 1, "decode": 0, "extend": 1, "copy_pages": 0}
+
+
+@pytest.fixture
+def interpreted() -> None:
+    """Triton's kernels run on this CPU."""
+    if support.unavailable("triton", "cpu"):
+        pytest.skip("Triton's interpreter is off")
+
+
+def by_triton(k: str = "q8_0", v: str = "q4_0", layer: Layer = SMALL) -> Outcome:
+    return selfcheck.run_one((k, v), layer, {"extend": "triton"}, "cpu", torch.float32)
+
+
+@ieee
+def test_each_way_in_which_a_backend_extends_is_tried(interpreted: None) -> None:
+    outcome = by_triton()
+    assert outcome.problems == []
+    assert [route.name for route in outcome.routes] == ["loop", "scratch", "dense"]
+    errors = [route.error or 0.0 for route in outcome.routes]
+    assert min(errors) > 0 and outcome.errors["extend"] == max(errors) <= outcome.max_error
+    assert outcome.launched["triton"]["extend"] == 3
+    assert one().routes == [], "the reference has one way"
+
+
+@ieee
+@pytest.mark.parametrize("name", ["scratch", "dense"])
+def test_a_step_may_have_as_many_rows_as_a_way_asks_for(
+    monkeypatch: pytest.MonkeyPatch, interpreted: None, name: str
+) -> None:
+    trial = Trial.of(("q8_0", "q4_0"), SMALL, "cpu", torch.float32)
+    route = Route(name, 40)
+    with pytest.raises(UnsupportedError, match=r"^(nothing of this step goes|dense kernels take)"):
+        trial.extend("triton", route)
+    assert 0 < trial.extend("triton", route, 20) <= MAX_ERROR[torch.float32]
+    real = dense.extend_densely if name == "dense" else launch.extend_through
+    monkeypatch.setattr(dense, "extend_densely", lambda *given: skipped.append(real))
+    monkeypatch.setattr(launch, "extend_through", lambda *given: skipped.append(real))
+    skipped: list[Any] = []
+    trial.extend("triton", route, 20)
+    assert skipped == [real], "one request of that many rows"
+
+
+@ieee
+def test_a_way_that_a_layer_or_a_format_cannot_take_is_no_problem(interpreted: None) -> None:
+    plain, capped = by_triton("bf16", "bf16"), by_triton(layer=replace(SMALL, softcap=3.0))
+    for outcome, name, words in ((plain, "scratch", "packed"), (capped, "dense", "no soft cap")):
+        assert outcome.problems == []
+        (refused,) = (route for route in outcome.routes if route.refused)
+        assert refused.name == name and words in str(refused.refused)
+        assert refused.error is refused.failed is None
+
+
+@ieee
+@pytest.mark.parametrize("bad", ["loop", "scratch", "dense"])
+def test_the_way_that_is_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch, interpreted: None, bad: str
+) -> None:
+    def wrong(*args: Any, route: Route) -> torch.Tensor:
+        return launch.extend(*args, route=route) * (1.5 if route.name == bad else 1)
+
+    def broken(*args: Any, route: Route) -> torch.Tensor:
+        if route.name == bad:
+            raise RuntimeError("no kernel image")
+        return launch.extend(*args, route=route)
+
+    where = f"extend of triton ({bad}), k=q8_0,v=q4_0, 4/2x64, pages of 16: "
+    for instead, said in (
+        (wrong, "error 0.5 against attention in float64"),
+        (broken, "failed: RuntimeError: no kernel image"),
+    ):
+        monkeypatch.setattr(triton, "extend", instead)
+        (problem,) = by_triton().problems
+        assert problem.startswith(where + said)
+
+
+def test_a_way_that_a_backend_lacks_is_refused() -> None:
+    trial = Trial.of(("q8_0", "q4_0"), SMALL, "cpu", torch.float32)
+    with pytest.raises(UnsupportedError, match="reference has no route 'loop'; it has one way"):
+        trial.extend("reference", Route("loop"))

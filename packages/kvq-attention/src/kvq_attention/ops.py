@@ -6,7 +6,7 @@ key and a value row, P pages, N tokens a page, M pages to copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
@@ -14,8 +14,9 @@ import torch
 
 from kvq_attention import launches, support
 from kvq_attention.batch import Batch
-from kvq_attention.errors import AttentionError, BatchError, TensorError
+from kvq_attention.errors import AttentionError, BatchError, TensorError, UnsupportedError
 from kvq_attention.needs import Need
+from kvq_attention.routes import Route
 from kvq_attention.scoring import Scoring
 from kvq_attention.verify import FLOATS, Sizes
 from kvq_codecs import Encoded
@@ -64,6 +65,9 @@ class Backend(Protocol):
         scratch_bytes: int,
     ) -> torch.Tensor: ...
 
+    # `extend_routes`, if the module has it, gives all its ways to extend; its `extend` then takes
+    # one of them as `route`.
+
     def copy_pages(
         self, caches: Sequence[Encoded], source_pages: torch.Tensor, target_pages: torch.Tensor
     ) -> None: ...
@@ -93,8 +97,8 @@ def store(
     sizes.tensor("k", k, ("T", "Hkv", "D"), FLOATS)
     sizes.tensor("v", v, ("T", "Hkv", "Dv"), FLOATS)
     sizes.tensor("slot_mapping", slot_mapping, ("T",), (torch.int64,))
-    chosen = _backend("store", backend, sizes, k_cache, v_cache, _wide(k, v))
-    chosen.store(k, v, k_cache, v_cache, slot_mapping)
+    need = _need("store", sizes, k_cache, v_cache, _wide(k, v), None)
+    _module(support.pick(backend, [need])).store(k, v, k_cache, v_cache, slot_mapping)
 
 
 def decode(
@@ -152,6 +156,7 @@ def extend(
     sinks: torch.Tensor | None = None,
     scratch_bytes: int = SCRATCH_BYTES,
     backend: str = support.AUTO,
+    route: Route | None = None,
 ) -> torch.Tensor:
     """Attend over the step's K and V as they came and over earlier tokens packed.
 
@@ -162,6 +167,8 @@ def extend(
     k, v : [T, Hkv, D] and [T, Hkv, Dv], the step's rows, any float dtype and strides
     scratch_bytes : that decoded tokens may take at most while they are read, on backends that
         decode for many queries at once; 0 = none
+    route : like one of `extend_routes`, to be taken by requests of so many rows, or refused: for
+        checks and measurements; None = what the backend holds to be the fastest
     others : as for `decode`
 
     Returns [T, Hq, Dv] in q's dtype; rows that see nothing give 0.
@@ -173,8 +180,21 @@ def extend(
     if type(scratch_bytes) is not int or scratch_bytes < 0:
         raise AttentionError(f"scratch_bytes must be an int of at least 0, got {scratch_bytes!r}")
     features = scoring.features | _wide(q, k, v)
-    chosen = _backend("extend", backend, sizes, k_cache, v_cache, features, q.dtype)
-    return chosen.extend(q, k, v, k_cache, v_cache, batch, tier, scoring, scratch_bytes)
+    name = support.pick(backend, [_need("extend", sizes, k_cache, v_cache, features, q.dtype)])
+    given = q, k, v, k_cache, v_cache, batch, tier, scoring, scratch_bytes
+    if route is None:
+        return _module(name).extend(*given)
+    names = [each.name for each in extend_routes(name)]
+    if route.name not in names:
+        raise UnsupportedError(f"{name} has no route {route.name!r}; it has {names or 'one way'}")
+    by_route: Callable[..., torch.Tensor] = _module(name).extend
+    return by_route(*given, route=route)
+
+
+def extend_routes(backend: str) -> tuple[Route, ...]:
+    """The ways in which a backend extends, each with the rows from which on; none if it has one."""
+    found = getattr(_module(backend), "extend_routes", None)
+    return found() if found else ()
 
 
 def copy_pages(
@@ -237,19 +257,6 @@ def _attention(sizes: Sizes, q: torch.Tensor, batch: Batch, tier: str, scoring: 
         )
     sizes.place("batch", batch.seq_lens)
     return scoring
-
-
-def _backend(
-    op: str,
-    backend: str,
-    sizes: Sizes,
-    k_cache: Encoded,
-    v_cache: Encoded,
-    features: frozenset[str],
-    query_dtype: torch.dtype | None = None,
-) -> Backend:
-    need = _need(op, sizes, k_cache, v_cache, features, query_dtype)
-    return _module(support.pick(backend, [need]))
 
 
 def _need(

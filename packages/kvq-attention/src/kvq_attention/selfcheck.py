@@ -6,12 +6,12 @@ A launch that did not happen where it was said to is a failure as well.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 import kvq_codecs
-from kvq_attention import launches, support
+from kvq_attention import launches, ops, support
 from kvq_attention.accuracy import MAX_ERROR
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.needs import Need
@@ -20,6 +20,24 @@ from kvq_codecs import CodecError
 
 TRIED = support.OPS
 ATTEND = ("decode", "extend")
+
+
+@dataclass(slots=True)
+class RouteOutcome:
+    """What came of one of a backend's ways to extend.
+
+    Attributes
+    ----------
+    name : of the route
+    error : how far it is from what it must give
+    refused : why it cannot be taken
+    failed : the exception that it ended with
+    """
+
+    name: str
+    error: float | None = None
+    refused: str | None = None
+    failed: str | None = None
 
 
 @dataclass(slots=True)
@@ -35,6 +53,8 @@ class Outcome:
     errors : op → how far it is from what it must give: rows whose bytes differ, for decode and
         extend the relative error
     failed : op → the exception that it ended with
+    routes : the backend's ways to extend, if it has several: the largest error of theirs is
+        extend's, and the first exception
     launched : backend → op → launches
     max_error : largest relative error of decode and extend that is allowed
     """
@@ -47,6 +67,7 @@ class Outcome:
     refused: dict[str, str] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    routes: list[RouteOutcome] = field(default_factory=list)
     launched: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
@@ -68,17 +89,29 @@ class Outcome:
             line = f"{op} of {backend}, {self.name}, {self.layer}: {problem}"
             found.setdefault(op, []).append(line)
 
-        for op, words in self.failed.items():
-            add(op, self.backends[op], f"failed: {words}")
-        for op, error in self.errors.items():
+        def judge(op: str, backend: str, error: float) -> None:
             if op not in ATTEND and error:
-                add(op, self.backends[op], f"{error:.0f} rows do not hold the bytes they must")
+                add(op, backend, f"{error:.0f} rows do not hold the bytes they must")
             elif not error <= self.max_error:
                 add(
-                    *(op, self.backends[op]),
+                    *(op, backend),
                     f"error {error:.2g} against attention in float64, at most "
                     f"{self.max_error:.2g} is allowed",
                 )
+
+        for route in self.routes:
+            backend = f"{self.backends['extend']} ({route.name})"
+            if route.failed is not None:
+                add("extend", backend, f"failed: {route.failed}")
+            if route.error is not None:
+                judge("extend", backend, route.error)
+        for op in self.backends:
+            if self.routes and op == "extend":
+                continue
+            if op in self.failed:
+                add(op, self.backends[op], f"failed: {self.failed[op]}")
+            if op in self.errors:
+                judge(op, self.backends[op], self.errors[op])
         for backend, counted in self.launched.items():
             for op, count in counted.items():
                 wanted = op in self.errors and self.backends[op] == backend
@@ -177,12 +210,41 @@ def _try(outcome: Outcome, device: str, dtype: torch.dtype) -> None:
         for op in TRIED:
             if op not in outcome.backends:
                 continue
+            backend = outcome.backends[op]
+            if op == "extend" and ops.extend_routes(backend):
+                _try_routes(outcome, trial, backend)
+                continue
             attempt: Callable[[str], float] = getattr(trial, op)
             try:
-                outcome.errors[op] = attempt(outcome.backends[op])
+                outcome.errors[op] = attempt(backend)
             except Exception as error:  # whatever broke, the other ops and formats are of interest
-                outcome.failed[op] = f"{type(error).__name__}: {error}"
+                outcome.failed[op] = _words(error)
     outcome.launched = launched
+
+
+def _try_routes(outcome: Outcome, trial: Trial, backend: str) -> None:
+    group = trial.layer.heads // trial.layer.kv_heads
+    for route in ops.extend_routes(backend):
+        found, rows = RouteOutcome(route.name), route.rows
+        if trial.q.device.type == "cpu":  # an interpreter has no time for as many
+            rows = 1
+        try:
+            found.error = trial.extend(backend, replace(route, rows=rows), -(-rows // group))
+        except UnsupportedError as error:
+            found.refused = str(error)
+        except Exception as error:  # as above
+            found.failed = _words(error)
+        outcome.routes.append(found)
+    errors = [found.error for found in outcome.routes if found.error is not None]
+    failed = [f"{found.name}: {found.failed}" for found in outcome.routes if found.failed]
+    if errors:
+        outcome.errors["extend"] = max(errors)
+    if failed:
+        outcome.failed["extend"] = failed[0]
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def needs(

@@ -6,7 +6,8 @@ decode, by NumPy too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from kvq_attention.accuracy import relative_error
 from kvq_attention.batch import Batch, Table
 from kvq_attention.errors import TensorError
 from kvq_attention.layer import MOST_VALUES, STEP_TOKENS, Layer, attention
+from kvq_attention.routes import Route
 from kvq_codecs import Encoded
 
 __all__ = ["Layer", "Trial"]
@@ -25,6 +27,7 @@ __all__ = ["Layer", "Trial"]
 TIER = "trial"
 SPARE_PAGES = 3
 V_GAIN = 37.0  # so that a swapped scale shows
+JUDGED = 8  # query tokens of a step at most: float64 attention on a CPU takes its time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,24 +120,37 @@ class Trial:
         requests = zip(torch.split(q, counts), *map(self._decoded, self.expected), strict=True)
         return relative_error(out.cpu(), torch.cat([self._attention(*each) for each in requests]))
 
-    def extend(self, backend: str) -> float:
-        """The largest relative error of all queries of each request's step, which is not stored."""
-        step = self._last(self._steps)
+    def extend(self, backend: str, route: Route | None = None, tokens: int = 0) -> float:
+        """The largest relative error of queries of each request's step, which is not stored.
+
+        route : that is taken; tokens : of the last request's step at least
+        """
+        step, counts, options = self._last(self._steps), self._steps, self._options()
+        pasts = [length - count for length, count in zip(self.lengths, counts, strict=True)]
+        counts[-1] = max(counts[-1], tokens)
+        if route is not None:
+            options["route"] = route
+        q, k, v = (_longer(x, sum(counts)) for x in (self.q, self.k[step], self.v[step]))
         k_cache, v_cache = (self._on_device(self._without(step, c)) for c in self.expected)
-        k, v, batch = self.k[step], self.v[step], self._batch(self._steps)
-        given = self.q, k, v, k_cache, v_cache, batch, TIER
-        out = ops.extend(*given, backend=backend, **self._options())
-        own = (torch.split(x, self._steps) for x in (self.q, k, v))
-        wanted = []
-        for q, new_k, new_v, old_k, old_v in zip(
-            *own, *map(self._decoded, self.expected), strict=True
+        batch = self._batch(counts, pasts)
+        if route is not None:
+            batch = replace(batch, host=tuple(batch.requests()))
+        out = ops.extend(q, k, v, k_cache, v_cache, batch, TIER, backend=backend, **options).cpu()
+        own = zip(*(torch.split(x.cpu(), counts) for x in (out, q, k, v)), strict=True)
+        errors = [0.0 if out.isfinite().all() else math.inf]
+        for past, (got, q, *new), *old in zip(
+            pasts, own, *map(self._decoded, self.expected), strict=True
         ):
-            past = len(old_k) - len(q)
             keys, values = (
-                torch.cat([a[:past], b.cpu().double()]) for a, b in ((old_k, new_k), (old_v, new_v))
+                torch.cat([a[:past], b.double()]) for a, b in zip(old, new, strict=True)
             )
-            wanted.append(self._attention(q, keys, values))
-        return relative_error(out.cpu(), torch.cat(wanted))
+            judged = torch.linspace(0, len(q) - 1, min(len(q), JUDGED)).long()
+            wanted = [
+                self._attention(q[i : i + 1], keys[: past + i + 1], values[: past + i + 1])
+                for i in judged.tolist()
+            ]
+            errors.append(relative_error(got[judged], torch.cat(wanted)))
+        return max(errors)
 
     def copy_pages(self, backend: str) -> int:
         """Rows that are wrong after the last request's first pages were copied to spare ones."""
@@ -190,18 +206,27 @@ class Trial:
 
         return cache.map(lacking)
 
-    def _batch(self, counts: list[int]) -> Batch:
-        """Steps of so many last tokens of each request."""
+    def _batch(self, counts: list[int], pasts: list[int] | None = None) -> Batch:
+        """Steps of so many last tokens of each request, or of so many behind its past.
+
+        Those of the last request for which there are no slots are not to be stored.
+        """
 
         def tensor(values: object, dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=self.slots.device)
 
         width = max(map(len, self.pages))
         table = [own + [-1] * (width - len(own)) for own in self.pages]
+        lengths, stored = self.lengths, counts
+        if pasts is not None:
+            lengths = [past + count for past, count in zip(pasts, counts, strict=True)]
+            stored = self._steps
+        slots = self.slots[self._last(stored)]
+        slots = torch.nn.functional.pad(slots, (0, sum(counts) - len(slots)), value=-1)
         return Batch(
             query_offsets=tensor(np.cumsum([0, *counts]).tolist(), torch.int32),
-            seq_lens=tensor(self.lengths, torch.int32),
-            tables={TIER: Table(tensor(table, torch.int32), self.slots[self._last(counts)])},
+            seq_lens=tensor(lengths, torch.int32),
+            tables={TIER: Table(tensor(table, torch.int32), slots)},
             page_tokens=self.layer.page_tokens,
         )
 
@@ -228,6 +253,13 @@ def _stored(
         planes[plane.name] = _blank(np.empty((*lead, plane.row_items(layer.head_dim)), plane.dtype))
         planes[plane.name][page, :, offset] = encoded.planes[plane.name]
     return Encoded(found.spec, layer.head_dim, planes)
+
+
+def _longer(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """So many rows [count, H, D]: what is missing is random, with the same spread."""
+    random = torch.Generator().manual_seed(1)
+    more = torch.randn(count - len(rows), *rows.shape[1:], generator=random)
+    return torch.cat([rows, (more * rows.cpu().float().std()).to(rows)])
 
 
 def _blank(plane: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -18,6 +18,7 @@ STEP: dict[str, Any] = {
     "visible": 8192,
     "tile": 64,
     "scratch_bytes": 128 * MIB,
+    "break_even": routes.BREAK_EVEN,
 }
 
 

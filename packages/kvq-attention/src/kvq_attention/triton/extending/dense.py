@@ -25,6 +25,7 @@ from kvq_attention.triton.side import Side
 # layer), 1,024 tokens over 8,192 of 8 KV heads of 4 × 128 are slower by 0.4 ms with them, 2,048
 # are faster by 0.6 to 0.9 ms.
 FEWEST_PRODUCTS = 1 << 36
+TRIED_ROWS = 2048  # query rows of a request by which they are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,12 @@ def choose(
     formats: tuple[str, str],
     host: tuple[Request, ...],
     scratch_bytes: int,
+    fewest: int | None = None,
 ) -> Known | None:
-    """What dense kernels take: by a request's own lengths alone. None: nothing."""
+    """What dense kernels take, by a request's own lengths alone. None: nothing.
+
+    fewest : query rows of a request from which on; None = by the products that it needs
+    """
     scoring, (k, v) = step.scoring, sides
     served = scoring.window is None and scoring.softcap is None and k.dim == v.dim
     alike = step.q.dtype == step.k.dtype == step.v.dtype
@@ -63,7 +68,11 @@ def choose(
         for request in host
         if request.length > 0  # 0 = padding
         and request.queries <= most
-        and products(request, heads, k.dim) >= FEWEST_PRODUCTS
+        and (
+            products(request, heads, k.dim) >= FEWEST_PRODUCTS
+            if fewest is None
+            else request.queries * step.group >= fewest
+        )
     )
     own = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(step.q.dtype)
     plain = formats == (own, own)

@@ -57,6 +57,7 @@ def choose(
     visible: int,
     tile: int,
     scratch_bytes: int,
+    break_even: int,
 ) -> Route:
     """The route of a step.
 
@@ -72,8 +73,9 @@ def choose(
     visible : tokens of a past that are looked at, at most
     tile : tokens a tile of the kernel
     scratch_bytes : that the scratch takes at most
+    break_even : query rows from which on a scratch is used
     """
-    rows, fewest = num_tokens * group, max(1, BREAK_EVEN)
+    rows, fewest = num_tokens * group, max(1, break_even)
     most = min(requests, rows // fewest)
     is_packed = packed(formats)
     if most < 1 or visible < 1 or not any(is_packed):
