@@ -181,6 +181,7 @@ def _kernel(op: str, outcome: Outcome) -> Record:
         "agrees": op not in outcome.problems_by_op,
         "failed": outcome.failed.get(op),
         **_error(op, outcome),
+        **_routes(op, outcome),
     }
 
 
@@ -198,6 +199,7 @@ def _op(op: str, outcome: Outcome) -> Record:
         "refused": outcome.refused.get(op),
         "failed": outcome.failed.get(op),
         **_error(op, outcome),
+        **_routes(op, outcome),
     }
 
 
@@ -208,7 +210,28 @@ def _error(op: str, outcome: Outcome) -> Record:
     error = outcome.errors[op]
     if op not in selfcheck.ATTEND:
         return {"wrong_rows": int(error)}
-    return {"error": error if math.isfinite(error) else None, "max_error": outcome.max_error}
+    return {"error": _finite(error), "max_error": outcome.max_error}
+
+
+def _routes(op: str, outcome: Outcome) -> Record:
+    """The ways that the backend has to compute it; nothing if it is one."""
+    if op != "extend" or not outcome.routes:
+        return {}
+    return {
+        "routes": {
+            route.name: {
+                "refused": route.refused,
+                "failed": route.failed,
+                **({} if route.error is None else {"error": _finite(route.error)}),
+            }
+            for route in outcome.routes
+        }
+    }
+
+
+def _finite(error: float) -> float | None:
+    """What JSON can say."""
+    return error if math.isfinite(error) else None
 
 
 def _launches(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:

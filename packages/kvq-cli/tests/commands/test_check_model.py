@@ -12,7 +12,7 @@ from tiny_models import gemma, llama
 from transformers import GptOssConfig
 from typer.testing import CliRunner
 
-from kvq_attention import reference
+from kvq_attention import reference, support
 from kvq_cli.main import app
 from kvq_cli.models import loader
 
@@ -106,6 +106,24 @@ def test_the_table_has_a_row_a_kernel(gemma_dir: str) -> None:
     ]  # fmt: skip
     assert len(rows) == 5
     assert "all 5 kernels agree with the formats' definition, in " in done.stdout
+
+
+def test_each_route_of_an_extend_is_named(tmp_path: Path) -> None:
+    if support.unavailable("triton", "cpu"):
+        pytest.skip("Triton's interpreter is off")
+    given = saved(tmp_path, llama(head_dim=64).config), *ON_CPU, "--attention-backend"
+    extend = checked(*given, "extend=triton")["kernels"][-1]
+    assert (extend["op"], extend["backend"]) == ("extend", "triton")
+    assert list(extend["routes"]) == ["loop", "scratch", "dense"]
+    errors = [route["error"] for route in extend["routes"].values()]
+    assert extend["error"] == max(errors) <= extend["max_error"]
+    done = check(*given, "extend=triton")
+    words = ", ".join(
+        f"{name} {error:.0e}" for name, error in zip(extend["routes"], errors, strict=True)
+    )
+    assert words in done.stdout
+    found = checked(*given, "extend=reference")["kernels"][-1]
+    assert found["op"] == "extend" and "routes" not in found, "the reference has one way"
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

@@ -72,6 +72,10 @@ def _cell(found: Record) -> str:
 
 
 def _result(found: Record) -> str:
+    """Of each of its routes, if it has several: those that cannot be taken are left out."""
+    if "routes" in found:
+        routes = found["routes"].items()
+        return ", ".join(f"{name} {_result(own)}" for name, own in routes if not own["refused"])
     if found["failed"]:
         return "failed"
     if "error" in found:
