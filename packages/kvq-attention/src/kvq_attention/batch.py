@@ -69,6 +69,8 @@ class Batch:
         0 = a padded request, whose rows give 0
     tables : tier name → `Table`
     page_tokens : tokens a page
+    any_cut : whether a decode must give queries the bits that they get wherever their requests are
+        cut into steps: prompts that are read packed
     host : what `requests` reads, where whoever fills the batch knows it on the host, each step
         anew: kernels may be chosen by it. None = it is not known, or changes as a graph replays
 
@@ -81,6 +83,7 @@ class Batch:
     tables: Mapping[str, Table]
     page_tokens: int
     host: tuple[Request, ...] | None = None
+    any_cut: bool = False
 
     def __post_init__(self) -> None:
         _expect("query_offsets", self.query_offsets, torch.int32, 1)

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.items import chunking
-from kvq_attention.triton.tiles import Config, Load, most_chunks, pick, shared_taken
+from kvq_attention.triton.tiles import Config, Load, fixed, most_chunks, pick, shared_taken
 
 from .cases import DIMS, interpreted
 from .sides import loads
@@ -25,8 +25,12 @@ CONFIGS = (
     Config(tokens=32, warps=1, stages=2, programs=8, chunk=64, max_chunks=8),
     Config(tokens=64, warps=8, stages=2, programs=1, chunk=64, max_chunks=4),
     Config(tokens=128, warps=4, stages=2, programs=2, chunk=2048, max_chunks=32),
+    Config(tokens=16, warps=1, stages=2, programs=8, chunk=64, max_chunks=8, fixed=True),
+    Config(tokens=64, warps=1, stages=2, programs=8, chunk=4096, max_chunks=256, fixed=True),
 )
-each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.tokens))
+each_config = pytest.mark.parametrize(
+    "config", CONFIGS, ids=lambda config: f"{config.tokens}{'-fixed' * config.fixed}"
+)
 LONGEST = 2**31 - 1
 
 
@@ -89,8 +93,12 @@ def cut(
     """First position, tokens a chunk and chunks: what `chunking` says in words, in integers."""
     tile = config.tokens
     first = 0 if window is None else max(length - queries - window + 1, 0) // tile * tile
-    visible = max(min(length, reach) - first, 1)
     size = config.chunk
+    if config.fixed:
+        first = first // size * size
+        chunks = -(-max(min(length, reach) - first, 1) // size)
+        return first, size, min(chunks, config.max_chunks) if queries > 0 else 0
+    visible = max(min(length, reach) - first, 1)
     quarter = max(config.chunk // 4 // tile, 1) * tile
     if visible > 4 * config.chunk:
         size = min(max(visible // 8 // tile * tile, quarter), config.chunk)
@@ -113,6 +121,7 @@ def _cut(
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
     SIZE: tl.constexpr,
 ):
     at = tl.arange(0, SIZE)
@@ -125,6 +134,7 @@ def _cut(
         WINDOW,
         TOKENS,
         MAX_CHUNKS,
+        FIXED,
     )
     tl.store(out + at, first)
     tl.store(out + SIZE + at, size)
@@ -164,6 +174,7 @@ def test_the_device_cuts_as_it_is_said(config: Config, window: int | None) -> No
             WINDOW=window is not None,
             TOKENS=config.tokens,
             MAX_CHUNKS=config.max_chunks,
+            FIXED=config.fixed,
             SIZE=size,
         )
         for index, found in enumerate(out.T.tolist()):
@@ -187,7 +198,8 @@ def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
         if asked:
             seen = 0 if window is None else max(length - asked - window + 1, 0)
             assert first <= seen
-            assert first + chunks * size >= min(length, reach)
+            rest = config.fixed and chunks == config.max_chunks  # is the last one's
+            assert rest or first + chunks * size >= min(length, reach)
 
 
 @each_config
@@ -204,3 +216,15 @@ def test_the_cut_knows_nothing_of_a_requests_company(config: Config) -> None:
     for length in range(1, 3000, 11):
         cuts = {cut(1, length, reach, 500, config) for reach in (length, length + 1, 10**6)}
         assert len(cuts) == 1
+
+
+def test_fixed_chunks_begin_on_multiples_wherever_a_request_ends() -> None:
+    config = fixed(CONFIGS[0])
+    size = config.chunk
+    for window in (None, 100, 3 * size):
+        for length in range(1, 9 * size, 511):
+            for queries in (1, 17, 512, length):
+                asked = min(queries, length)
+                first, chunk, _ = cut(asked, length, LONGEST, window, config)
+                seen = 0 if window is None else max(length - asked - window + 1, 0)
+                assert (first, chunk) == (seen // size * size, size)

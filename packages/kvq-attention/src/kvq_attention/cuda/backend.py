@@ -23,9 +23,9 @@ def refusal(
     tier: str,
     scoring: Scoring,
 ) -> str | None:
-    """Why `decode` would refuse a call of these layouts and dtypes; None if it would not."""
+    """Why `decode` would refuse a call of these layouts, dtypes and batch; None if it would not."""
     try:
-        check(q, k_cache, v_cache)
+        check(q, k_cache, v_cache, batch)
         for cache in (k_cache, v_cache):
             arguments.cache(cache)
     except AttentionError as error:

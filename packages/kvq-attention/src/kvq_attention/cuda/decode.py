@@ -55,7 +55,7 @@ def launch(
     out = q.new_empty(num_tokens, q_heads, v_cache.dim)
     if out.numel() == 0:
         return out
-    check(q, k_cache, v_cache)
+    check(q, k_cache, v_cache, batch)
     group = q_heads // kv_heads
     # A guess of query rows a request; another would give the same bits.
     likely = -(-num_tokens // max(batch.num_requests, 1)) * group
@@ -123,7 +123,7 @@ def launch(
     return out
 
 
-def check(q: torch.Tensor, k_cache: Encoded, v_cache: Encoded) -> None:
+def check(q: torch.Tensor, k_cache: Encoded, v_cache: Encoded, batch: Batch) -> None:
     """`UnsupportedError` for what the kernels are not made for, whatever the table says."""
     if q.dtype != torch.bfloat16 and "bf16" in (k_cache.spec.name, v_cache.spec.name):
         raise UnsupportedError(
@@ -133,6 +133,11 @@ def check(q: torch.Tensor, k_cache: Encoded, v_cache: Encoded) -> None:
         raise UnsupportedError(
             f"cuda takes keys and values of one head_dim, got {k_cache.dim} and {v_cache.dim}; "
             "triton takes both"
+        )
+    if batch.any_cut:
+        raise UnsupportedError(
+            "cuda cuts a request into chunks by its length, so that a query's bits depend on its "
+            "step; triton serves batches of any_cut"
         )
 
 

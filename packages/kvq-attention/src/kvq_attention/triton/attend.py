@@ -81,6 +81,7 @@ def attend(
     PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -115,6 +116,7 @@ def attend(
         WINDOW,
         TOKENS,
         MAX_CHUNKS,
+        FIXED,
         GROUP,
         HEADS,
         REQUESTS,
@@ -138,6 +140,7 @@ def attend(
             WINDOW,
             TOKENS,
             MAX_CHUNKS,
+            FIXED,
             GROUP,
             HEADS,
             REQUESTS,
@@ -148,11 +151,15 @@ def attend(
         queries = tl.load(query_offsets + request + 1) - start
         length = tl.load(seq_lens + request)
         begin, size, _count = chunking(
-            queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS
+            queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
         )
         groups = (queries * GROUP + HEADS - 1) // HEADS
         first = begin + piece // groups * size
-        last = tl.minimum(first + size, tl.minimum(length, reach))
+        last = tl.minimum(length, reach)
+        if FIXED:
+            last = tl.where(piece // groups < MAX_CHUNKS - 1, tl.minimum(first + size, last), last)
+        else:
+            last = tl.minimum(first + size, last)
 
         line = piece % groups * HEADS + row_head
         query = line // GROUP
@@ -175,6 +182,8 @@ def attend(
         whole = first
         if WINDOW:
             lowest = tl.maximum(length - queries - window + 1, 0)
+            if FIXED:  # tiles of the first chunk that nobody sees
+                whole = tl.maximum(first, lowest // TOKENS * TOKENS)
         else:
             whole = tl.minimum(last, length - queries + 1)
             whole = first + tl.maximum(whole - first, 0) // TOKENS * TOKENS

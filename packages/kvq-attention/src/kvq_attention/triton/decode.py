@@ -57,6 +57,7 @@ def launch(
         return out
     k, v = Side.of(k_cache, q.dtype), Side.of(v_cache, q.dtype)
     config = config or tiles.pick(k.load, v.load, shared_bytes=shared_memory(q.device), warps=WARPS)
+    config = tiles.fixed(config) if batch.any_cut else config
     q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
     sinks = None if scoring.sinks is None else scoring.sinks.resolve_neg().contiguous()
     table = batch.table(tier).page_table
@@ -68,7 +69,7 @@ def launch(
     chunks = tiles.most_chunks(reach, window, num_tokens, config)
     groups = min(num_tokens * -(-group // heads), batch.num_requests + num_tokens * group // heads)
     pieces = max(1, chunks * groups * kv_heads)  # padding alone is blanked by a program, too
-    alone = chunks == 1
+    alone = chunks == 1 and not config.fixed  # which rounds as a merge does not
     partial = out if alone else q.new_empty(pieces, heads, v.dim, dtype=torch.float32)
     partial_lse = q.new_empty(1 if alone else pieces * heads, dtype=torch.float32)
     level = ptx_level(q.device)
@@ -77,6 +78,7 @@ def launch(
         "WINDOW": window is not None,
         "TOKENS": config.tokens,
         "MAX_CHUNKS": config.max_chunks,
+        "FIXED": config.fixed,
         "REQUESTS": request_slots(batch.num_requests),
         "KV_HEADS": kv_heads,
         "GROUP": group,

@@ -3,7 +3,8 @@
 A request's visible positions are cut into chunks, its query rows (query token × head of a KV
 head's group) into groups of up to ROWS. A piece is one (chunk, group) of a request and one KV
 head. The cut depends on the request's own lengths alone, and its partial results are merged in
-order, so the bits it gets do not depend on its company.
+order, so the bits it gets do not depend on its company. FIXED chunks depend on positions alone: a
+query's bits do not even depend on which tokens of its request are computed beside it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def chunking(
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
 ):
     """Where requests' chunks begin, how long one is and how many there are.
 
@@ -29,12 +31,15 @@ def chunking(
     many are cut into quarters of `chunk`; of more, a chunk holds an eighth, up to `chunk`, and more
     in sequences that would need more than MAX_CHUNKS. A padded request (length 0) has one that is
     empty. Positions from `reach` on have no column in the page table: they are not cut into chunks,
-    or one request's length could take the pieces of others.
+    or one request's length could take the pieces of others. FIXED: chunks begin on multiples of
+    `chunk` and hold as many; what is left is the last one's.
     """
     if WINDOW:
         first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
     else:
         first = length * 0
+    if FIXED:
+        first = first // chunk * chunk
     visible = tl.maximum(tl.minimum(length, reach) - first, 1)
     # Short sequences need the parallelism of small chunks, which cost long ones more than it gains.
     quarter = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
@@ -43,7 +48,9 @@ def chunking(
     part = tl.where(visible <= chunk, chunk, part)
     tiles = (visible - 1) // (MAX_CHUNKS * TOKENS) + 1
     size = tl.maximum(tiles * TOKENS, part)
-    count = (visible - 1) // size + 1
+    if FIXED:
+        size = length * 0 + chunk
+    count = tl.minimum((visible - 1) // size + 1, MAX_CHUNKS)
     return first, size, tl.where(queries > 0, count, 0)
 
 
@@ -57,12 +64,13 @@ def count_pieces(
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     """Pieces of one KV head that requests are cut into."""
     _first, _size, chunks = chunking(
-        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS
+        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
     )
     return chunks * ((queries * GROUP + ROWS - 1) // ROWS)
 
@@ -78,6 +86,7 @@ def piece_ends(
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -89,7 +98,7 @@ def piece_ends(
     stop = tl.load(query_offsets + index + 1, mask=live, other=0)
     length = tl.load(seq_lens + index, mask=live, other=0)
     pieces = count_pieces(
-        stop - start, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, GROUP, ROWS
+        stop - start, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED, GROUP, ROWS
     )
     pieces = tl.where(live, pieces, 0)
     return tl.cumsum(pieces, 0), pieces

@@ -35,6 +35,7 @@ def merge(
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
+    FIXED: tl.constexpr,
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
@@ -56,11 +57,11 @@ def merge(
 
     asked = tl.where(live, stops - starts, 0)
     before = count_pieces(
-        asked, lengths, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, GROUP, HEADS
+        asked, lengths, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED, GROUP, HEADS
     )
     before = tl.sum(tl.where(index < request, before, 0), 0)
-    _first, _size, chunks = chunking(
-        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS
+    begin, _size, chunks = chunking(
+        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
     )
     line = (token - start) * GROUP + q_head % GROUP
     piece = before + line // HEADS
@@ -72,6 +73,11 @@ def merge(
     if OVERLAP:
         tl.extra.cuda.gdc_wait()  # for what attend stores; all above it did not write
     at = tl.arange(0, MAX_CHUNKS)
+    stop = chunks
+    if FIXED and WINDOW:
+        # Every chunk keeps its place in the sums, whichever of a request's is the first.
+        stop = MAX_CHUNKS
+        at = (at - begin // chunk) & (MAX_CHUNKS - 1)
     row = slot.to(tl.int64) + at.to(tl.int64) * stride
     lse = tl.load(partial_lse + row, mask=at < chunks, other=float("-inf"))
     top = tl.maximum(tl.max(lse, 0), LOWEST)
@@ -84,8 +90,11 @@ def merge(
     column = tl.arange(0, COLUMNS)
     inside = column < V_DIM
     total = tl.zeros([COLUMNS], tl.float32)
-    for first in tl.range(0, chunks, BATCH):
+    for first in tl.range(0, stop, BATCH):
         some = first + tl.arange(0, BATCH)
+        if FIXED and WINDOW:
+            turned = (some - begin // chunk) & (MAX_CHUNKS - 1)
+            some = tl.where(some < MAX_CHUNKS, turned, chunks)
         rows = slot.to(tl.int64) + some.to(tl.int64) * stride
         near = tl.load(partial_lse + rows, mask=some < chunks, other=float("-inf"))
         share = tl.exp2(near - top)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Part of what decides a result's last bits: as the lengths alone do, they hold for every launch.
 CHUNK = 1024
 MAX_CHUNKS = 128
+# Of requests whose bits must not depend on their lengths: few results to merge, and still a few
+# pieces of a long past beside few queries.
+FIXED_CHUNK = 4096
+FIXED_CHUNKS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,9 @@ class Config:
     stages : tiles in flight: the loads of stages − 1 tiles run ahead of the arithmetic
     programs : programs a multiprocessor, which share its work
     chunk : tokens that a request's chunks grow to, a multiple of `tokens`; see `items.chunking`
-    max_chunks : chunks a request is cut into at most; longer ones get longer chunks
+    max_chunks : chunks a request is cut into at most, a power of two; longer ones get longer chunks
+    fixed : chunks are of `chunk` tokens each and begin on multiples of it, whatever a request's
+        length, and the last of `max_chunks` has all that is left
     """
 
     tokens: int
@@ -29,6 +35,7 @@ class Config:
     programs: int
     chunk: int = CHUNK
     max_chunks: int = MAX_CHUNKS
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         if self.chunk % self.tokens or self.chunk < 1:
@@ -86,6 +93,11 @@ def pick(k: Load, v: Load, *, shared_bytes: int, warps: int) -> Config:
     return Config(tokens=tokens, warps=per_program, stages=stages, programs=programs)
 
 
+def fixed(config: Config) -> Config:
+    """The same shape for requests whose bits must not depend on where they are cut into steps."""
+    return replace(config, chunk=FIXED_CHUNK, max_chunks=FIXED_CHUNKS, fixed=True)
+
+
 def shared_taken(k: Load, v: Load, tokens: int, stages: int, warps: int) -> int:
     """Bytes of shared memory that a program takes at most.
 
@@ -104,8 +116,11 @@ def most_chunks(reach: int, window: int | None, queries: int, config: Config) ->
     A bound of what `items.chunking` counts on the device.
     """
     visible = reach
-    if window is not None:  # chunks begin up to a tile before the first visible position
-        visible = min(reach, window + queries + config.tokens)
+    if window is not None:  # chunks begin up to a tile or a chunk before the first visible position
+        before = config.chunk if config.fixed else config.tokens
+        visible = min(reach, window + queries + before)
+    if config.fixed:
+        return min(max(1, -(-visible // config.chunk)), config.max_chunks)
     if visible <= config.chunk:
         return 1
     quarter = max(config.chunk // (4 * config.tokens), 1) * config.tokens
