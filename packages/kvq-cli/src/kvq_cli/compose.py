@@ -167,7 +167,12 @@ def assemble(
     )
     return Engine(
         ModelRunner(
-            model, shape, pool, backends=choice.backends, prefill_reads=options.prefill_reads
+            model,
+            shape,
+            pool,
+            backends=choice.backends,
+            prefill_reads=options.prefill_reads,
+            scratch_bytes=options.scratch_bytes,
         ),
         cache,
         tokenizer,
@@ -187,6 +192,7 @@ def _limits(
         value_bytes=dtype.itemsize,
         on_host=device.type == "cpu",
         packed_prefill=options.prefill_reads == "packed",
+        scratch_bytes=options.scratch_bytes,
     )
 
 

@@ -25,6 +25,8 @@ class ServeOptions:
     memory_ratio : share of the free memory that weights, workspace and cache may take together
     prefill_reads : whether a prompt's chunk attends to its own keys and values as they came ("own")
         or, stored first, as later tokens will read them ("packed")
+    prefill_scratch_mb : that decoded tokens of a prompt's past may take while they are read (MiB);
+        0 = none
     on_failed_check : whether a kernel that computes something else than it must keeps the server
         from starting ("refuse"), or the next backend that passes takes its place ("fallback")
     cache_type : "prefix" keeps the pages of finished requests for those that begin alike
@@ -40,6 +42,7 @@ class ServeOptions:
     max_running_requests: int = 16
     max_prefill_tokens: int = 512
     prefill_reads: str = "own"
+    prefill_scratch_mb: int = 128
     memory_ratio: float | None = None
     attention_backend: str = "auto"
     on_failed_check: str = "refuse"
@@ -50,6 +53,11 @@ class ServeOptions:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.prefill_scratch_mb < 0:
+            raise ConfigError(
+                f"prefill_scratch_mb must be at least 0, got {self.prefill_scratch_mb}; with 0 "
+                "each tile of a prompt's chunk decodes the tokens before it for itself"
+            )
         words = {
             "cache_type": CACHE_TYPES,
             "prefill_reads": PREFILL_READS,
@@ -76,3 +84,8 @@ class ServeOptions:
                 f"num_tokens must be a multiple of page_tokens ({self.page_tokens}), got "
                 f"{self.num_tokens}; the nearest are {below} and {below + self.page_tokens}"
             )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of `prefill_scratch_mb`."""
+        return self.prefill_scratch_mb << 20

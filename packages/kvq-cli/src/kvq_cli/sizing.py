@@ -17,7 +17,7 @@ class Limits:
     context : most tokens of a request
     page_tokens : tokens of a page
     max_prefill_tokens : most prompt tokens computed in a step
-    value_bytes, on_host, packed_prefill, ranks : as in `workspace`
+    value_bytes, on_host, packed_prefill, scratch_bytes, ranks : as in `workspace`
     workspace_bytes : known beforehand; None = estimated
     """
 
@@ -28,6 +28,7 @@ class Limits:
     value_bytes: int = 2
     on_host: bool = False
     packed_prefill: bool = False
+    scratch_bytes: int = 0
     ranks: int = 1
     workspace_bytes: int | None = None
 
@@ -56,6 +57,7 @@ class Limits:
             value_bytes=self.value_bytes,
             on_host=self.on_host,
             packed_prefill=self.packed_prefill,
+            scratch_bytes=self.scratch_bytes,
             ranks=self.ranks,
         ).nbytes
 

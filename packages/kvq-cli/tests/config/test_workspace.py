@@ -13,9 +13,24 @@ from tiny_models import make_engine
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvq_attention import reference
+from kvq_attention.cuda import items
+from kvq_attention.cuda.shapes import ROWS
 from kvq_attention.triton import tiles
+from kvq_attention.triton.extending import shapes
+from kvq_attention.triton.extending.items import LEAST_PART
+from kvq_attention.triton.extending.items import MOST_PARTS as MOST_PARTS_OF_EXTENDS
+from kvq_attention.triton.scales import SCORE_ROWS
 from kvq_cli.config import geometry, workspace
-from kvq_cli.config.workspace import BLOCK_ROWS, SCORE_BYTES
+from kvq_cli.config.workspace import (
+    BLOCK_ROWS,
+    CHUNK,
+    MOST_CHUNKS,
+    MOST_PARTS,
+    PACKED_CHUNK,
+    PIECE_ROWS,
+    SCORE_BYTES,
+    TILE_ROWS,
+)
 from kvq_cli.engine.params import SamplingParams
 
 SIZES = {
@@ -127,20 +142,119 @@ def test_where_every_layer_forgets_the_context_does_not_matter():
     assert workspace(model, context=10**6, **limits) == workspace(model, context=95, **limits)
 
 
-@pytest.mark.parametrize("context", [1000, 1025, 5000, 30_000, 131_072])
+CONTEXTS = [1000, 1025, 5000, 30_000, 131_072]
+LIMITS = {"max_running_requests": 4, "max_prefill_tokens": 512}
+MODEL = geometry(CONFIGS["llama-3.1-8b"])
+TILES = [tiles.Config(tokens=n, warps=4, stages=2, programs=1) for n in (16, 32, 64, 128)]
+
+
+def partial_bytes(chunks: int, tokens: int, requests: int) -> int:
+    """What a decode asks for where query rows of pieces are 16, the most that there are."""
+    group = MODEL.num_heads // MODEL.num_kv_heads
+    pieces = chunks * min(tokens, requests + tokens * group // 16) * MODEL.num_kv_heads
+    return pieces * 16 * (MODEL.head_dim + 1) * 4
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_packed_prefills_keep_partial_results_on_a_gpu(context):
     """One of each query, head and chunk, as Triton's decode counts them at most."""
-    model = geometry(CONFIGS["llama-3.1-8b"])
-    limits = {"context": context, "max_running_requests": 4, "max_prefill_tokens": 512}
+    fixed = [tiles.fixed(config) for config in TILES]
+    chunks = max(tiles.most_chunks(context, None, 512, config) for config in fixed)
+    needed = workspace(MODEL, context=context, packed_prefill=True, **LIMITS).attention
+    assert needed >= partial_bytes(chunks, 512, 4)
+    host = {"context": context, "on_host": True, **LIMITS}
+    assert workspace(MODEL, packed_prefill=True, **host) == workspace(MODEL, **host)
 
-    def needed(**how: bool) -> int:
-        return workspace(model, **limits, **how).attention
 
-    shape = {"warps": 4, "stages": 2, "programs": 1}
-    chunks = max(
-        tiles.most_chunks(context, None, 512, tiles.Config(tokens=tokens, **shape))
-        for tokens in (16, 32, 64, 128)
+@pytest.mark.parametrize("requests", [1, 16, 400])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_decodes_keep_partial_results_on_a_gpu(context, requests):
+    """As the kernels of either backend count them at most."""
+    limits = {"context": context, "max_running_requests": requests, "max_prefill_tokens": 1}
+    counts = [tiles.most_chunks(context, None, requests, config) for config in TILES]
+    chunks = max(*counts, items.most_chunks(context, None, requests))
+    if chunks > 1:
+        assert workspace(MODEL, **limits).attention >= partial_bytes(chunks, requests, requests)
+
+
+@pytest.mark.parametrize("tokens", [1, 100, 512, 4096])
+@pytest.mark.parametrize("requests", [1, 4, 64])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_the_scratch_of_prefills_lies_beside_the_parts_of_others(context, requests, tokens):
+    """As Triton's extend asks for them at most; neither on a host nor where reads are packed."""
+    limits = {"max_running_requests": requests, "max_prefill_tokens": tokens}
+    group = MODEL.num_heads // MODEL.num_kv_heads
+    rows = max(
+        shapes.most_items(tokens, requests, group, context, rows)[1] for rows in (32, 64, 128)
     )
-    least = (512 + 4) * model.num_heads * chunks * model.head_dim * 4 if chunks > 1 else 0
-    assert least <= needed(packed_prefill=True) - needed() <= 2 * least
-    assert needed(packed_prefill=True, on_host=True) == needed(on_host=True)
+    parts = rows * MODEL.num_kv_heads * (MODEL.head_dim + 1) * 4
+
+    def needed(scratch: int, **how: bool) -> int:
+        given = {"context": context, "scratch_bytes": scratch, **limits, **how}
+        return workspace(MODEL, **given).attention
+
+    for scratch in (0, 8 << 20, 128 << 20, 4 << 30):
+        assert needed(scratch) >= scratch + parts
+    assert needed(4 << 30) - needed(3 << 30) == 1 << 30
+    for how in ({"on_host": True}, {"packed_prefill": True}):
+        assert needed(4 << 30, **how) == needed(0, **how)
+
+
+def test_the_estimate_knows_the_kernels_constants():
+    cut = PACKED_CHUNK, MOST_CHUNKS
+    assert cut == (tiles.FIXED_CHUNK, tiles.FIXED_CHUNKS)
+    assert (LEAST_PART.value, MOST_PARTS_OF_EXTENDS.value) == (CHUNK, MOST_PARTS)
+    assert CHUNK == tiles.CHUNK == items.LARGEST_CHUNK
+    assert max(tiles.MAX_CHUNKS, items.MOST_CHUNKS) <= MOST_CHUNKS
+    assert max(SCORE_ROWS.value, *ROWS) == PIECE_ROWS
+    assert (
+        max(
+            shapes.pick(width, size, shared_bytes=nbytes).rows
+            for width in (64, 128, 256)
+            for size in (2, 4)
+            for nbytes in (100 << 10, 228 << 10)
+        )
+        == TILE_ROWS
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("reads", "scratch_mb"), [("own", 0), ("own", 4), ("own", 128), ("packed", 0)]
+)
+def test_a_steps_workspace_on_a_gpu_is_no_more_than_estimated(reads, scratch_mb):
+    """Of Triton's kernels: within the loop, through scratches of two sizes, by decodes."""
+    load = {"max_running_requests": 2, "max_prefill_tokens": 2048}
+    config = AutoConfig.for_model("llama", **(SIZES | {"num_attention_heads": 16}))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().cuda()
+    options = {"prefill_reads": reads, "prefill_scratch_mb": scratch_mb}
+    engine = make_engine(
+        model,
+        cache="q8_0",
+        num_pages=1100,
+        page_tokens=16,
+        max_model_len=8192,
+        cache_type="none",
+        attention_backend="triton",
+        **load,
+        **options,
+    )
+    estimate = workspace(
+        geometry(config.to_dict()),
+        context=8192,
+        packed_prefill=reads == "packed",
+        scratch_bytes=scratch_mb << 20,
+        **load,
+    )
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    for turn in range(2):  # libraries take workspaces of their own, once
+        for name in range(2):
+            engine.add(f"{turn} {name}", [1 + i % 400 for i in range(8190)], params)
+        peak = 0
+        while engine.has_work:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            engine.step()
+            peak = max(peak, torch.cuda.max_memory_allocated() - before)
+    assert 0 < peak <= estimate.nbytes, (peak, estimate)

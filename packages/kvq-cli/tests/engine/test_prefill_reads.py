@@ -91,9 +91,12 @@ def test_a_packed_prefill_stores_first_and_then_decodes_by_the_backend_of_extend
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[str] = []
+    cuts: list[bool] = []
 
     def noted(name: str, op: Any, *args: Any, **given: Any) -> Any:
         called.append(f"{name} {given['backend']}")
+        if name == "decode":
+            cuts.append(args[3].any_cut)
         return op(*args, **given)
 
     for name in ("store", "decode", "extend"):
@@ -104,9 +107,13 @@ def test_a_packed_prefill_stores_first_and_then_decodes_by_the_backend_of_extend
         run(engine, {"r": (PROMPT[:9], greedy(1))})
     assert called == ["store reference", "decode reference"] * 2  # of two layers
     assert counted["reference"]["extend"] == 0
+    assert cuts == [True] * 2, "no cut may change a bit"
     called.clear()
-    run(make_engine(llama()), {"r": (PROMPT[:9], greedy(1))})
-    assert called == ["extend reference", "store reference"] * 2
+    cuts.clear()
+    run(make_engine(llama()), {"r": (PROMPT[:9], greedy(2))})
+    assert called[:4] == ["extend reference", "store reference"] * 2
+    assert called[4:] == ["store reference", "decode reference"] * 2
+    assert cuts == [False] * 2, "decodes are cut as is fastest"
 
 
 def test_what_does_not_decode_cannot_read_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +125,24 @@ def test_what_does_not_decode_cannot_read_packed(monkeypatch: pytest.MonkeyPatch
     assert engine.runner.backends.extend == "triton"
     with pytest.raises(UnsupportedError, match="triton lacks decode"):
         make_engine(llama(head_dim=64), prefill_reads="packed", **options)
+
+
+def test_the_scratch_of_extends_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, extend = set(), ops.extend
+
+    def noted(*args: Any, **given: Any) -> Any:
+        seen.add(given["scratch_bytes"])
+        return extend(*args, **given)
+
+    monkeypatch.setattr(ops, "extend", noted)
+    assert ServeOptions("demo").scratch_bytes == ops.SCRATCH_BYTES
+    for mebibytes in (128, 3, 0):
+        seen.clear()
+        engine = make_engine(llama(), prefill_scratch_mb=mebibytes)
+        run(engine, {"r": (PROMPT, greedy(1))})
+        assert seen == {mebibytes << 20}
+    with pytest.raises(ConfigError, match="prefill_scratch_mb must be at least 0, got -1"):
+        ServeOptions("demo", prefill_scratch_mb=-1)
 
 
 def test_other_words_are_refused() -> None:

@@ -99,6 +99,7 @@ def make_engine(
     cache_type: str = "prefix",
     attention_backend: str = "auto",
     prefill_reads: str = "own",
+    prefill_scratch_mb: int = 128,
     backends: Choice | None = None,
 ) -> Engine:
     """An engine over `model`, which it makes attend through kvq; `backends`: those of its ops."""
@@ -112,6 +113,7 @@ def make_engine(
         cache_type=cache_type,
         attention_backend=attention_backend,
         prefill_reads=prefill_reads,
+        prefill_scratch_mb=prefill_scratch_mb,
     )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     choice = choose_cache(cache, shape, options, device, dtype)

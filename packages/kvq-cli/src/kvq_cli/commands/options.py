@@ -184,6 +184,17 @@ PrefillReads = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+PrefillScratch = Annotated[
+    int,
+    typer.Option(
+        "--prefill-scratch-mb",
+        metavar="MIB",
+        help="Memory of a GPU in which a prompt's chunk may decode the cached tokens before it "
+        "once, for all of its own; the workspace counts it. A small one is filled in turns. "
+        "0: none, each tile of a chunk decodes them anew.",
+        rich_help_panel=LIMITS,
+    ),
+]
 Host = Annotated[
     str,
     typer.Option(

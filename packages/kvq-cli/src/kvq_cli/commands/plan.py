@@ -20,6 +20,7 @@ def plan(
     page_tokens: o.PageTokens = None,
     max_running_requests: o.MaxRunningRequests = 16,
     max_prefill_tokens: o.MaxPrefillTokens = 512,
+    prefill_scratch_mb: o.PrefillScratch = 128,
     tp: o.TensorParallel = 1,
     workspace: o.WorkspaceSize = None,
     as_json: o.Json = False,
@@ -46,6 +47,7 @@ def plan(
         page_tokens or (64 if grouped else 16),
         max_running_requests,
         max_prefill_tokens,
+        scratch_bytes=prefill_scratch_mb << 20,
         ranks=tp,
         workspace_bytes=parse_bytes(workspace) if workspace else None,
     )

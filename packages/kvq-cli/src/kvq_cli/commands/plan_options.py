@@ -65,6 +65,12 @@ MaxPrefillTokens = Annotated[
     int,
     typer.Option(metavar="TOKENS", min=1, help="Most prompt tokens computed in one step."),
 ]
+PrefillScratch = Annotated[
+    int,
+    typer.Option(
+        "--prefill-scratch-mb", metavar="MIB", min=0, help="As `kvq serve` takes it; 0: none."
+    ),
+]
 TensorParallel = Annotated[
     int,
     typer.Option(
@@ -79,7 +85,7 @@ WorkspaceSize = Annotated[
     typer.Option(
         metavar="SIZE",
         help="What computing takes at its peak, if you know it. "
-        "Default: an upper estimate for kvq's reference attention.",
+        "Default: an upper estimate for kvq's attention.",
         show_default=False,
     ),
 ]

@@ -27,6 +27,7 @@ def serve(
     max_running_requests: o.MaxRunningRequests = 16,
     max_prefill_tokens: o.MaxPrefillTokens = 512,
     prefill_reads: o.PrefillReads = "own",
+    prefill_scratch_mb: o.PrefillScratch = 128,
     host: o.Host = "127.0.0.1",
     port: o.Port = 1919,
 ) -> None:
@@ -52,6 +53,7 @@ def serve(
         max_running_requests=max_running_requests,
         max_prefill_tokens=max_prefill_tokens,
         prefill_reads=prefill_reads,
+        prefill_scratch_mb=prefill_scratch_mb,
         attention_backend=attention_backend,
         on_failed_check=on_failed_check,
         cache_type=cache_type,

@@ -1,7 +1,8 @@
 """What computing a step takes beside weights and cache, at most.
 
 The terms follow `kvq serve`: a transformers model that keeps one layer's activations at a time,
-over the reference attention. A test holds them against the bytes that really live during steps.
+over the reference attention or, on a GPU, over kernels, whichever takes more. Tests hold them
+against the bytes that really live during steps, and against what kernels ask for.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from kvq_pools import heads_per_rank
 
 # As kvq_attention's reference has them; it imports torch, so a test compares instead.
 SCORE_BYTES, BLOCK_ROWS = 64 << 20, 64
-# Triton's decode cuts more tokens than these into chunks, those of short requests into quarters.
-CHUNK, MOST_CHUNKS = 1024, 128
+# Kernels that decode cut more tokens than a chunk has into several, those of short requests into
+# eighths, and have up to so many query rows in a piece of work.
+CHUNK, MOST_CHUNKS, PIECE_ROWS = 1024, 256, 16
+# Reads of packed prompts are cut into chunks of one size.
+PACKED_CHUNK = 4096
+# Triton's extend cuts the past of requests of few row tiles into as many parts of a chunk at most.
+MOST_PARTS, TILE_ROWS = 16, 128
 # Codecs code a chunk of values at a time, through integers and floats of several widths.
 CODEC_BYTES_PER_VALUE = 36
 FP32 = 4
@@ -28,8 +34,9 @@ class Workspace:
     Attributes
     ----------
     hidden : the residual stream of a step's tokens, its normalization, rotary tables
-    attention : queries, keys, values and their rotated copies; K and V of one request and layer
-        decoded to float32; a block of scores; a codec's chunk
+    attention : queries, keys, values and their rotated copies. Of the reference: K and V of one
+        request and layer decoded to float32, a block of scores, a codec's chunk. Of kernels: the
+        scratch that a past is decoded into, partial results
     feed_forward : one layer's, of all experts that a token visits
     logits : of one token a request, and a distribution to draw from
     """
@@ -54,6 +61,7 @@ def workspace(
     value_bytes: int = 2,
     on_host: bool = False,
     packed_prefill: bool = False,
+    scratch_bytes: int = 0,
     ranks: int = 1,
 ) -> Workspace:
     """An upper estimate of a step's peak on one rank.
@@ -66,6 +74,7 @@ def workspace(
     value_bytes : of what is computed with
     on_host : a CPU codes smaller chunks than a GPU
     packed_prefill : whether prompts are read as decodes are, in parts that a GPU merges
+    scratch_bytes : into which a GPU may decode the past of prompts that are not
     ranks : tensor-parallel; heads and feed-forward parts are divided
     """
     tokens = max_running_requests + max_prefill_tokens
@@ -79,9 +88,17 @@ def workspace(
     decoded = 3 * seen * FP32  # keys, values and the packed rows of the latter
     chunk = min(HOST_CHUNK_VALUES if on_host else DEVICE_CHUNK_VALUES, max(seen, tokens * rows))
     scores = _score_bytes(-(-model.num_heads // ranks), context)
-    attention = projected + decoded + chunk * CODEC_BYTES_PER_VALUE + scores
-    if packed_prefill and not on_host:
-        attention += tokens * width * _chunks(context) * FP32
+    attention = decoded + chunk * CODEC_BYTES_PER_VALUE + scores
+    if not on_host:
+        running, prompt = max_running_requests, max_prefill_tokens
+        extend = (
+            _partial_bytes(model, ranks, running, prompt, _fixed_chunks(context))
+            if packed_prefill
+            else scratch_bytes + _part_bytes(model, ranks, running, prompt, context)
+        )
+        decode = _partial_bytes(model, ranks, running, running, _chunks(context))
+        attention = max(attention, extend, decode)
+    attention += projected
 
     experts = model.experts_per_token
     copies = 10 if experts else 5  # some experts clamp and gate in copies of their own
@@ -94,15 +111,7 @@ def workspace(
 def _widest_layer(model: ModelGeometry, ranks: int) -> tuple[int, int]:
     """Values of a token's queries, keys and values; and of its keys alone."""
     heads = -(-model.num_heads // ranks)
-    shapes = [(model.num_kv_heads, model.head_dim)]
-    if model.window_layers:
-        shapes.append(
-            (
-                model.window_kv_heads or model.num_kv_heads,
-                model.window_head_dim or model.head_dim,
-            )
-        )
-    local = [(heads_per_rank(kv_heads, ranks), dim) for kv_heads, dim in shapes]
+    local = _shapes(model, ranks)
     width = max((heads + 2 * kv_heads) * dim for kv_heads, dim in local)
     if model.state is not None:
         state = model.state
@@ -111,12 +120,54 @@ def _widest_layer(model: ModelGeometry, ranks: int) -> tuple[int, int]:
     return width, max(kv_heads * dim for kv_heads, dim in local)
 
 
+def _shapes(model: ModelGeometry, ranks: int) -> list[tuple[int, int]]:
+    """KV heads of a rank and head_dim of each kind of layer."""
+    shapes = [(model.num_kv_heads, model.head_dim)]
+    if model.window_layers:
+        shapes.append(
+            (
+                model.window_kv_heads or model.num_kv_heads,
+                model.window_head_dim or model.head_dim,
+            )
+        )
+    return [(heads_per_rank(kv_heads, ranks), dim) for kv_heads, dim in shapes]
+
+
 def _chunks(context: int) -> int:
-    """Partial results of a query that are merged; a single one is the result."""
+    """Partial results of a decode's query that are merged; a single one is the result."""
     if context <= CHUNK:
         return 0
-    quarters = -(-min(context, 4 * CHUNK) // (CHUNK // 4))
-    return min(MOST_CHUNKS, max(quarters, -(-context // CHUNK)))
+    eighths = -(-min(context, 4 * CHUNK) // (CHUNK // 8))
+    return min(MOST_CHUNKS, max(eighths, -(-context // CHUNK)))
+
+
+def _fixed_chunks(context: int) -> int:
+    """Partial results of a packed prompt's query, of which one is merged like several."""
+    return min(MOST_CHUNKS, -(-context // PACKED_CHUNK))
+
+
+def _partial_bytes(
+    model: ModelGeometry, ranks: int, requests: int, tokens: int, chunks: int
+) -> int:
+    """Of what a decode's chunks come to: a row and a weight of each query, head and chunk."""
+    heads = -(-model.num_heads // ranks)
+    return max(
+        chunks * (requests * PIECE_ROWS * kv_heads + tokens * heads) * (dim + 1) * FP32
+        for kv_heads, dim in _shapes(model, ranks)
+    )
+
+
+def _part_bytes(model: ModelGeometry, ranks: int, requests: int, tokens: int, context: int) -> int:
+    """Of what the parts of pasts come to that an extend has cut."""
+    if context <= CHUNK:
+        return 0
+    parts, heads = min(MOST_PARTS, -(-context // CHUNK)), -(-model.num_heads // ranks)
+    return max(
+        min(min(requests, tokens) * TILE_ROWS * MOST_PARTS * kv_heads, tokens * heads * parts)
+        * (dim + 1)
+        * FP32
+        for kv_heads, dim in _shapes(model, ranks)
+    )
 
 
 def _score_bytes(heads: int, context: int) -> int:

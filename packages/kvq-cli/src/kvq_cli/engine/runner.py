@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvq_attention import Batch, Table
+from kvq_attention import Batch, Table, ops
 from kvq_attention.batch import Request as AttentionRequest
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
@@ -30,12 +30,14 @@ class ModelRunner:
         *,
         backends: Choice,
         prefill_reads: str = "own",
+        scratch_bytes: int = ops.SCRATCH_BYTES,
     ) -> None:
         self.model = model
         self.geometry = geometry
         self.pool = pool
         self.backends = backends
         self.prefill_reads = prefill_reads
+        self.scratch_bytes = scratch_bytes
         self.device = next(model.parameters()).device
 
     @torch.inference_mode()
@@ -51,10 +53,11 @@ class ModelRunner:
         context = StepContext(
             pool=self.pool,
             decode=self._batch(decodes),
-            extend=self._batch(step.extends),
+            extend=self._batch(step.extends, any_cut=self.prefill_reads == "packed"),
             windows=self.geometry.windows,
             backends=self.backends,
             prefill_reads=self.prefill_reads,
+            scratch_bytes=self.scratch_bytes,
         )
         output = self.model(
             input_ids=self._tensor(np.asarray([tokens], np.int64)),
@@ -66,7 +69,7 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _batch(self, work: Sequence[tuple[Request, int]]) -> Batch | None:
+    def _batch(self, work: Sequence[tuple[Request, int]], *, any_cut: bool = False) -> Batch | None:
         if not work:
             return None
         counts = [count for _, count in work]
@@ -76,6 +79,7 @@ class ModelRunner:
             seq_lens=self._tensor(np.asarray(ends, np.int32)),
             tables={tier.name: self._table(tier.name, work) for tier in self.pool.plan.tiers},
             page_tokens=self.pool.plan.page_tokens,
+            any_cut=any_cut,
             host=tuple(
                 AttentionRequest(index, stop - count, stop, length)
                 for index, (count, stop, length) in enumerate(

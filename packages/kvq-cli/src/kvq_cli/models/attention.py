@@ -33,6 +33,7 @@ class StepContext:
     windows : sliding window of each layer, None = full attention
     backends : attention backend of each op
     prefill_reads : what an extend sees of its own chunk: "own" rows as they came, or "packed" ones
+    scratch_bytes : that an extend of own rows may decode its past into
     """
 
     pool: Pool
@@ -41,6 +42,7 @@ class StepContext:
     windows: tuple[int | None, ...]
     backends: Choice
     prefill_reads: str = "own"
+    scratch_bytes: int = ops.SCRATCH_BYTES
 
     def attend(
         self,
@@ -80,8 +82,8 @@ class StepContext:
                 read(rows, self.extend, "extend")
             else:
                 given = q[rows], k[rows], v[rows], *caches, self.extend, tier
-                told = self.backends.told("extend")
-                parts.append(ops.extend(*given, backend=told, **options))
+                told, room = self.backends.told("extend"), self.scratch_bytes
+                parts.append(ops.extend(*given, backend=told, scratch_bytes=room, **options))
                 store(rows, self.extend)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
