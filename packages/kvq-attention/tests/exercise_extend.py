@@ -20,24 +20,26 @@ from triton.runtime.jit import KernelInterface
 
 from exercise import DEVICE, DIM, DONE, GROUP, KV_HEADS, PAGE_TOKENS, PAGES, TIER, cache, stored
 from kvq_attention import Batch, Table, ops
-from kvq_attention.triton.extending import dense, items, routes, scratch, shapes
+from kvq_attention.triton.extending import dense, items, portions, routes, scratch, shapes
 from kvq_codecs import Encoded
 
 LAUNCHED = "launched"
 # Per request: nothing before the chunk, few rows and several parts of a past, padding, many rows
 # over a past and over none, a decode beside them.
-LENGTHS, QUERIES = [5, 180, 0, 250, 32, 33], [5, 3, 2, 32, 32, 1]
-PADDED, PADDING = slice(8, 10), 3  # rows of the request that is padding; rows of no request
-THROUGH, DENSELY = 64, 96  # query rows from which on a past is unpacked, dense kernels are taken
+LENGTHS, QUERIES = [5, 180, 0, 250, 32, 33], [5, 2, 2, 32, 32, 1]
+PADDED, PADDING = slice(7, 9), 3  # rows of the request that is padding; rows of no request
+# From which on: a past is unpacked, query rows; dense kernels are taken, products of 32 rows
+THROUGH, DENSELY = 64, 300_000
 LEAST_PART = 80  # tokens
 # Of the scratch: whole; some heads and parts of the past of the request that has many rows.
-WHOLE, SCRATCH_PARTS, DENSE_PARTS = 128 << 20, 240 << 10, 176 << 10
+WHOLE, SCRATCH_PARTS, DENSE_PARTS = 128 << 20, 240 << 10, 256 << 10
 
 
 def smaller() -> None:
     """Few rows and short pasts take the routes of many and long ones."""
-    routes.BREAK_EVEN, dense.FEWEST_ROWS = THROUGH, DENSELY
-    scratch.LEAST_SHARE = dense.LEAST_SHARE = 64
+    routes.BREAK_EVEN, dense.FEWEST_PRODUCTS = THROUGH, DENSELY
+    scratch.LEAST_SHARE = 64
+    portions.GRAIN = portions.ENOUGH = 16
     for module in (items, shapes):  # before anything is compiled
         module.LEAST_PART = tl.constexpr(LEAST_PART)
 

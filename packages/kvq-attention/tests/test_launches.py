@@ -50,3 +50,14 @@ def test_threads_lose_no_count() -> None:
         for _ in threads.map(lambda _: launches.record("reference", "decode"), range(4000)):
             pass
     assert launched["reference"]["decode"] == 4000
+
+
+def test_routes_are_counted_beside_launches() -> None:
+    """By their names; an op that was never launched by one has none."""
+    assert not any(op == "route" for _, op, _ in launches.routes())
+    with launches.counting() as launched:
+        for route in ("a", "b", "a"):
+            launches.record_route("triton", "route", route)
+    found = {route: n for (_, op, route), n in launches.routes().items() if op == "route"}
+    assert found == {"a": 2, "b": 1}
+    assert not any(launched["triton"].values())

@@ -15,6 +15,7 @@ from kvq_attention import support
 
 _lock = threading.Lock()
 _counts: Counter[tuple[str, str]] = Counter()
+_routes: Counter[tuple[str, str, str]] = Counter()
 _passed_over: Counter[tuple[str, str, str]] = Counter()
 
 
@@ -31,6 +32,18 @@ def counts() -> dict[str, dict[str, int]]:
             backend: {op: _counts[backend, op] for op in support.OPS}
             for backend in support.BACKENDS
         }
+
+
+def record_route(backend: str, op: str, route: str) -> None:
+    """Count one launch of a backend's op by one of the routes it has; from any thread."""
+    with _lock:
+        _routes[backend, op, route] += 1
+
+
+def routes() -> dict[tuple[str, str, str], int]:
+    """Launches since the import by (backend, op, route), where a call may take several."""
+    with _lock:
+        return dict(_routes)
 
 
 def pass_over(backend: str, op: str, reason: str) -> None:

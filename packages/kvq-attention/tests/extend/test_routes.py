@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
-from kvq_attention.triton.extending import routes, scratch
+from kvq_attention import launches
+from kvq_attention.triton.extending import dense, launch, portions, routes, scratch
+
+from ..decode.places import INTERPRETED, Place, each_place
+from .cases import extend, scene_of
 
 MIB = 1 << 20
 STEP: dict[str, Any] = {
@@ -50,12 +55,44 @@ def test_a_plain_side_takes_no_room() -> None:
     assert routes.packed(("q4_0", "bf16")) == (True, False)
 
 
-def test_a_route_is_told_in_words() -> None:
-    assert str(routes.Route()) == "decoded within the loop"
-    assert str(choose()) == (
-        "decoded within the loop below 2048 query rows, else through a scratch of 33,562,624 "
-        "bytes: 8 heads, 8,192 tokens at a time"
+@pytest.mark.parametrize(
+    ("queries", "known", "bound", "counted"),
+    [
+        ((1, 3), True, 128 * MIB, {"loop"}),
+        ((1, 12), False, 128 * MIB, {"loop", "scratch"}),
+        ((1, 12), False, 0, {"loop"}),
+        ((1, 12), True, 128 * MIB, {"loop", "dense (flash_for_cpu)"}),
+        ((12, 12), True, 128 * MIB, {"dense (flash_for_cpu)"}),
+        ((12, 40), True, 1 << 17, {"dense (flash_for_cpu)", "scratch"}),
+    ],
+)
+@each_place([INTERPRETED])
+def test_the_routes_that_a_step_takes_are_counted(
+    queries: tuple[int, int],
+    known: bool,
+    bound: int,
+    counted: set[str],
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routes, "BREAK_EVEN", 24)
+    monkeypatch.setattr(dense, "FEWEST_PRODUCTS", 12 * 28 * 4 * 128)
+    monkeypatch.setattr(portions, "GRAIN", 16)
+    for module, name in (
+        (launch, "extend_within"),
+        (launch, "extend_through"),
+        (dense, "extend_densely"),
+    ):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
+    scene = scene_of(
+        place, "q8_0", lengths=(40, 210), queries=queries, heads=4, kv_heads=2, dim=128
     )
+    batch = scene.batch()
+    before = launches.routes()
+    host = tuple(batch.requests()) if known else None
+    extend(place, scene, batch=replace(batch, host=host), scratch_bytes=bound)
+    taken = {key: n for key, n in launches.routes().items() if n != before.get(key, 0)}
+    assert taken.keys() == {("triton", "extend", route) for route in counted}
 
 
 @pytest.mark.parametrize("bound", [MIB // 2, MIB, 8 * MIB, 128 * MIB, 1024 * MIB])

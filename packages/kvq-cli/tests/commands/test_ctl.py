@@ -65,6 +65,7 @@ def test_stats_show_what_the_status_has(url):
         "0 running, 0 waiting",
         "7 kernels agree with the formats' definition, in 0.2 s",
         "extend is computed by slow instead",
+        "triton: dense (cudnn) 2,048 times, triton: loop 3 times",
     ):
         assert words in done.stdout
     assert "last rebuild" not in done.stdout

@@ -24,6 +24,8 @@ def serve(model, backends, cache):
     logits = record_logits(engine)
     with launches.counting() as launched:
         deltas = run(engine, {name: (prompt, greedy(NEW)) for name, prompt in PROMPTS.items()})
+    calls = {"triton: loop": n} if (n := launched["triton"]["extend"]) else {}
+    assert engine.stats().extend_routes == calls
     tokens = {name: [t for d in given for t in d.token_ids] for name, given in deltas.items()}
     return tokens, launched, logits
 

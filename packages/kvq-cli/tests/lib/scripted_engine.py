@@ -254,5 +254,6 @@ class ScriptedEngine:
             generation_tokens_total=sum(h.completion_tokens for h in self.submitted),
             requests_finished_total=dict(self.finished),
             steps_total=3,
+            extend_routes={"triton: dense (cudnn)": 2048, "triton: loop": 3},
             last_rebuild=self.last_rebuild,
         )

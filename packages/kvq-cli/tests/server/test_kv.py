@@ -43,6 +43,7 @@ def test_the_status_has_size_price_pages_and_prefix_cache(url, client):
         "seconds": 0.25,
         "fallbacks": ["extend is computed by slow instead"],
     }
+    assert found["extend_routes"] == {"triton: dense (cudnn)": 2048, "triton: loop": 3}
     assert found["prefill_reads"] == "own"
     assert found["requests"] == {"running": 0, "waiting": 0}
     assert found["last_rebuild"] is None

@@ -28,6 +28,7 @@ def status(url: str, found: Json) -> Panel:
             ("longest request", f"{found['max_model_len']:,} tokens, prompt and answer together"),
             ("attention", served_by(found["attention"])),
             *_checked(found["attention_check"]),
+            *_routes(found["extend_routes"]),
             ("weights", found["weights"]),
             *((f"pages, {tier['name']}", _pages(tier)) for tier in found["tiers"]),
             ("prefix cache", _prefix(found["prefix_cache"])),
@@ -79,6 +80,11 @@ def _checked(check: Json | None) -> list[tuple[str, str]]:
         return []
     words = AttentionCheck(check["kernels"], check["seconds"])
     return [("checked", str(words)), *(("note", each) for each in check["fallbacks"])]
+
+
+def _routes(launches: Json) -> list[tuple[str, str]]:
+    said = ", ".join(f"{route} {count:,} times" for route, count in launches.items())
+    return [("extended by", said)] if said else []
 
 
 def _arrow(before: str, after: str) -> str:

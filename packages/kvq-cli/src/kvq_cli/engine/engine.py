@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from kvq_attention import launches
 from kvq_cli.engine.cache import LiveCache
 from kvq_cli.engine.detokenize import Detokenizer
 from kvq_cli.engine.params import (
@@ -62,6 +63,7 @@ class Engine:
         self._finished_total: Counter[str] = Counter()
         self._steps_total = 0
         self._last_rebuild: RebuildReport | None = None
+        self._routes_before = launches.routes()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `RequestRejected` when the request can never be served; safe beside the owner."""
@@ -230,5 +232,16 @@ class Engine:
             generation_tokens_total=self._generation_tokens_total,
             requests_finished_total=dict(self._finished_total),
             steps_total=self._steps_total,
+            extend_routes=self._extend_routes(),
             last_rebuild=self._last_rebuild,
         )
+
+    def _extend_routes(self) -> dict[str, int]:
+        """Launches of extends since the engine was made, by route."""
+        new = Counter(launches.routes())
+        new.subtract(self._routes_before)
+        return {
+            f"{backend}: {route}": count
+            for (backend, op, route), count in sorted(new.items())
+            if op == "extend" and count
+        }

@@ -170,6 +170,7 @@ class EngineStats:
     generation_tokens_total: int
     requests_finished_total: dict[str, int]  # per finish reason
     steps_total: int
+    extend_routes: dict[str, int] = field(default_factory=dict)  # launches by how a past is read
     last_rebuild: RebuildReport | None = None
 
 

@@ -175,6 +175,10 @@ class Status(BaseModel):
     kv_cache_dtype: str
     attention: Attention
     attention_check: AttentionChecked | None
+    extend_routes: Annotated[
+        dict[str, int],
+        Field(description="launches of extend since the start, by how cached tokens are read"),
+    ]
     weights: Annotated[str, Field(description="their type and where they are")]
     prefill_reads: Annotated[
         str,
@@ -208,6 +212,7 @@ class Status(BaseModel):
             kv_cache_dtype=summary.cache_dtype,
             attention=summary.attention,
             attention_check=None if check is None else AttentionChecked(**asdict(check)),
+            extend_routes=stats.extend_routes,
             weights=summary.weights,
             prefill_reads=summary.prefill_reads,
             page_tokens=summary.page_tokens,

@@ -50,7 +50,7 @@ def extend(
         call.refuse(route, batch.host)
     launches.record("triton", "extend")
     if route is not None and route.name == LOOP:
-        extend_within(step, *sides, call.num_pages, most=0)
+        call.within(most=0)
     elif route is not None and route.name == SCRATCH:
         call.by_rows(route.rows)
     else:
@@ -95,6 +95,7 @@ class _Call:
         if known is None or not host:
             self.by_rows(routes.BREAK_EVEN)
             return
+        launches.record_route("triton", "extend", f"{DENSE} ({known.kernel.name})")
         for densely, found in groupby(host, lambda request: request in known.requests):
             requests = list(found)
             first, last = requests[0], requests[-1]
@@ -127,9 +128,15 @@ class _Call:
         """Requests through a scratch or not, by their query rows, which a device knows."""
         route = self.through(break_even)
         if route.fewest != 1:
-            extend_within(self.step, *self.sides, self.num_pages, max(0, route.fewest - 1))
+            self.within(max(0, route.fewest - 1))
         if route.plan is not None:
+            launches.record_route("triton", "extend", SCRATCH)
             extend_through(
                 *(self.step, self.sides, routes.packed(self.formats), self.num_pages),
                 *(route.requests, route.plan, route.fewest),
             )
+
+    def within(self, most: int) -> None:
+        """Requests of so many query rows at most within the loop; 0 = all."""
+        launches.record_route("triton", "extend", LOOP)
+        extend_within(self.step, *self.sides, self.num_pages, most)

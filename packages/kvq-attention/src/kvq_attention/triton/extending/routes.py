@@ -29,16 +29,6 @@ class Route:
     requests: int = 0
     plan: scratch.Plan | None = None
 
-    def __str__(self) -> str:
-        """In words, for a log."""
-        if self.plan is None:
-            return "decoded within the loop"
-        return (
-            f"decoded within the loop below {self.fewest} query rows, else through a scratch of "
-            f"{self.plan.nbytes:,} bytes: {self.plan.heads} heads, {self.plan.share:,} tokens at a "
-            "time"
-        )
-
 
 def packed(formats: tuple[str, str]) -> tuple[bool, bool]:
     """Whether K and V, of these codecs, are decoded into a scratch."""
