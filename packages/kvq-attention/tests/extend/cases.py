@@ -88,3 +88,10 @@ def cut(built: Scene, start: int) -> Scene:
     (length,), (count,) = built.geometry.lengths, built.geometry.counts
     shape = replace(built.geometry, queries=(length - start,))
     return replace(built, geometry=shape, qs=[built.qs[0][start - length + count :]])
+
+
+def piece(built: Scene, start: int, stop: int) -> Scene:
+    """The only request of a scene whose step is all of it, when tokens [start, stop) are."""
+    shape = replace(built.geometry, lengths=(stop,), queries=(stop - start,))
+    k, v, q = (rows[0] for rows in (built.ks, built.vs, built.qs))
+    return replace(built, geometry=shape, ks=[k[:stop]], vs=[v[:stop]], qs=[q[start:stop]])

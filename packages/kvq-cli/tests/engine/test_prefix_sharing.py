@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from engine_tolerances import PACKED_LOGITS
 from tiny_models import (
     VOCABULARY,
     gemma,
@@ -154,6 +155,30 @@ def test_p010_prefix_caching_a_hit_is_bit_for_bit_a_cold_run_cut_there(make, cut
     assert cached(run(warm, {"r": (prompt, greedy(8))})["r"]) == cut
     assert len(got) == len(want) - 1  # the first chunk was not computed
     assert all(torch.equal(a, b) for a, b in zip(got, want[1:], strict=True))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("make", [llama, gemma])
+@pytest.mark.parametrize("cache", ["fp8_e4m3", "q8_0", "k=q8_0,v=q6_0"])
+def test_p040_a_prefix_hit_has_the_scales_of_each_layer(cache, make, device):
+    """Values of one layer are 32 times as large as usual, of the next as small, and so on."""
+    model = make(head_dim=128).to(device)
+    for n, layer in enumerate(model.model.layers):
+        layer.self_attn.v_proj.weight.data *= 32.0 ** (-1) ** n
+        layer.self_attn.o_proj.weight.data *= 32.0 ** -((-1) ** n)
+    cut, prompt = 24, FIRST[:36]
+    cold = make_engine(model, cache=cache, max_prefill_tokens=cut, cache_type="none")
+    want = record_logits(cold)
+    run(cold, {"r": (prompt, greedy(4))})
+    whole = make_engine(model, cache=cache, max_prefill_tokens=64, cache_type="none")
+    fresh = record_logits(whole)
+    run(whole, {"r": (prompt, greedy(1))})
+    warm = make_engine(model, cache=cache, max_prefill_tokens=64)
+    run(warm, {"r": (prompt[:cut], greedy(1))})
+    got = record_logits(warm)
+    assert cached(run(warm, {"r": (prompt, greedy(4))})["r"]) == cut
+    assert all(torch.equal(a, b) for a, b in zip(got, want[1:], strict=True))
+    assert float((got[0] - fresh[0]).norm() / fresh[0].norm()) < PACKED_LOGITS
 
 
 @pytest.mark.parametrize("cache", ["fp32", "q4_0", "k=q8_0,v=nvfp4"])
