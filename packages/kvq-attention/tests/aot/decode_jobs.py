@@ -47,6 +47,7 @@ def decode(
     dim: int = 128,
     columns: int = COLUMNS,
     dtype: torch.dtype = torch.bfloat16,
+    any_cut: bool = False,
     **scoring: Any,
 ) -> None:
     """One query token a request, over page tables of so many pages of 16 tokens."""
@@ -61,6 +62,7 @@ def decode(
             )
         },
         page_tokens=16,
+        any_cut=any_cut,
     )
     caches = cache(k, dim), cache(v or k, dim)
     launcher.decode(q, *caches, batch, TIER, Scoring(dim**-0.5, **scoring))

@@ -19,6 +19,8 @@ def jobs() -> Jobs:
     yield "window", lambda: decode("q4_0", window=2000)
     yield "softcap and sinks", lambda: decode("fp8_e4m3", softcap=30.0, sinks=sinks)
     yield "short, with sinks", lambda: decode("q6_0", columns=SHORT, sinks=sinks)
+    yield "any cut", lambda: decode("nvfp4", columns=SHORT, any_cut=True)
+    yield "any cut of a window", lambda: decode("iso3", window=2000, any_cut=True, sinks=sinks)
     yield "bf16, fp16 queries", lambda: decode("bf16", dtype=torch.float16)
     yield "fp16, head_dim 80", lambda: decode("fp16", dim=80)
     for codec in ("q8_0", "nvfp4"):

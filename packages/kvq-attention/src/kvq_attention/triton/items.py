@@ -50,7 +50,9 @@ def chunking(
     size = tl.maximum(tiles * TOKENS, part)
     if FIXED:
         size = length * 0 + chunk
-    count = tl.minimum((visible - 1) // size + 1, MAX_CHUNKS)
+    count = (visible - 1) // size + 1
+    if FIXED:
+        count = tl.minimum(count, MAX_CHUNKS)
     return first, size, tl.where(queries > 0, count, 0)
 
 
