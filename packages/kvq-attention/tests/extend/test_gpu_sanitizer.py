@@ -18,8 +18,8 @@ SCRIPT = Path(__file__).parents[1] / "exercise_extend.py"
 LAUNCHED = "launched"  # as the script says it
 # Scales: none, one a block (8 bits a value, 4), two, one a block of turned rows, one a row.
 CODECS = ("bf16", "q8_0", "q4_0", "nvfp4", "iso3", "fp8")
-PLAIN = ("attend_new", "merge_parts", "gather", "join")
-PACKED = (*PLAIN, "to_halves", "unpack")
+PLAIN = ("attend_new", "merge_parts", "gather", "join", "place")
+PACKED = (*PLAIN, "find_peaks", "unpack")
 
 
 def kernels_of(codec: str) -> tuple[str, ...]:

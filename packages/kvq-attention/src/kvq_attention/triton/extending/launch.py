@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -52,7 +53,7 @@ def extend(
     if route is not None and route.name == LOOP:
         call.within(most=0)
     elif route is not None and route.name == SCRATCH:
-        call.by_rows(route.rows)
+        call.by_rows(batch.host, route.rows)
     else:
         call.by_sizes(batch.host, None if route is None else route.rows)
     return step.out
@@ -93,7 +94,7 @@ class _Call:
         """Requests that dense kernels take, where a host knows of any, and others by their rows."""
         known = self.known(host, fewest) if host else None
         if known is None or not host:
-            self.by_rows(routes.BREAK_EVEN)
+            self.by_rows(host, routes.BREAK_EVEN)
             return
         launches.record_route("triton", "extend", f"{DENSE} ({known.kernel.name})")
         for densely, found in groupby(host, lambda request: request in known.requests):
@@ -105,7 +106,7 @@ class _Call:
                     dense.extend_densely(*given, self.scratch_bytes)
             else:
                 some = self.step.requests(first.index, first.start, len(requests), last.stop)
-                replace(self, step=some).by_rows(routes.BREAK_EVEN)
+                replace(self, step=some).by_rows(requests, routes.BREAK_EVEN)
         self.step.out[host[-1].stop :] = 0  # padding
 
     def through(self, break_even: int) -> routes.Route:
@@ -124,12 +125,14 @@ class _Call:
             break_even=break_even,
         )
 
-    def by_rows(self, break_even: int) -> None:
+    def by_rows(self, host: Sequence[Request] | None, break_even: int) -> None:
         """Requests through a scratch or not, by their query rows, which a device knows."""
         route = self.through(break_even)
-        if route.fewest != 1:
+        counts = [request.queries * self.step.group for request in host or ()]
+        # What a host knows saves launches that would find nothing.
+        if route.plan is None or not host or min(counts) < route.fewest:
             self.within(max(0, route.fewest - 1))
-        if route.plan is not None:
+        if route.plan is not None and (not host or max(counts) >= route.fewest):
             launches.record_route("triton", "extend", SCRATCH)
             extend_through(
                 *(self.step, self.sides, routes.packed(self.formats), self.num_pages),
