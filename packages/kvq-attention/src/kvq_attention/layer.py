@@ -34,6 +34,7 @@ class Layer:
     window, softcap : as in `Scoring`; a trial's own are no larger than its few tokens can show
     sinks : whether each query head has a logit of its own in the softmax's denominator
     queries : most query tokens of a request in a decode
+    any_cut : whether such a decode is of a `Batch.any_cut`
     """
 
     heads: int = 32
@@ -44,6 +45,7 @@ class Layer:
     softcap: float | None = None
     sinks: bool = False
     queries: int = 1
+    any_cut: bool = False
 
     def __str__(self) -> str:
         """In words: `32/8x128, pages of 16, window 512`."""

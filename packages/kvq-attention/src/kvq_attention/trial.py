@@ -115,7 +115,7 @@ class Trial:
         counts = [min(count, self.layer.queries) for count in self._steps]
         own = zip(torch.split(self.q, self._steps), counts, strict=True)
         q = torch.cat([queries[-count:] for queries, count in own])
-        batch = self._batch(counts)
+        batch = replace(self._batch(counts), any_cut=self.layer.any_cut)
         out = ops.decode(q, k_cache, v_cache, batch, TIER, backend=backend, **self._options())
         requests = zip(torch.split(q, counts), *map(self._decoded, self.expected), strict=True)
         return relative_error(out.cpu(), torch.cat([self._attention(*each) for each in requests]))

@@ -61,7 +61,7 @@ def cases(
             ops.append("extend")
         found.append(Case(cache, layer, tuple((op, op) for op in ops)))
         if prefill_reads == "packed":
-            prefill = replace(layer, queries=STEP_TOKENS)
+            prefill = replace(layer, queries=STEP_TOKENS, any_cut=True)
             found.append(Case(cache, prefill, (("decode", "extend"),)))
     return found
 

@@ -12,7 +12,7 @@ from tiny_models import gemma, llama
 from transformers import GptOssConfig
 from typer.testing import CliRunner
 
-from kvq_attention import reference, support
+from kvq_attention import ops, reference, support
 from kvq_cli.main import app
 from kvq_cli.models import loader
 
@@ -89,9 +89,20 @@ def test_sinks_of_a_model_are_tried(tmp_path: Path) -> None:
     }
 
 
-def test_prefill_reads_packed_are_decodes_of_several_tokens(tmp_path: Path) -> None:
+def test_prefill_reads_packed_are_decodes_of_several_tokens_at_any_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts: list[bool] = []
+    decode = ops.decode
+
+    def noted(*given: Any, **options: Any) -> Any:
+        cuts.append(given[3].any_cut)
+        return decode(*given, **options)
+
+    monkeypatch.setattr(ops, "decode", noted)
     directory = saved(tmp_path, llama(head_dim=64).config)
     found = checked(directory, *ON_CPU, "--prefill-reads", "packed")
+    assert cuts == [False, True]
     assert [(row["op"], row["query_tokens"]) for row in found["kernels"]] == [
         ("store", None), ("decode", 1), ("decode", 3),
     ]  # fmt: skip
