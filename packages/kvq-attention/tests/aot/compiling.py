@@ -35,6 +35,9 @@ Jobs = Iterator[tuple[str, Callable[[], object]]]
 
 ARCHS = (80, 86, 89, 90, 100, 120)
 AMD = (942,)  # gfx942
+# KiB of shared memory that a program can have (CUDA's programming guide, compute capabilities;
+# AMD's CDNA3 ISA)
+PROGRAM_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99, 942: 64}
 
 
 @dataclass(frozen=True)

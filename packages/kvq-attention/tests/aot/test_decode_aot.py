@@ -11,13 +11,11 @@ from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.tiles import shared_taken
 
 from ..triton.sides import loads
-from .compiling import ARCHS, Compiled, run
+from .compiling import ARCHS, PROGRAM_KIB, Compiled, run
 
 # All codecs without and with hardware for e4m3; the architectures between have a few codecs each.
 PLAIN, REST = (80, 90), (86, 89, 100, 120)
 SHAPED = (86, 90)
-# KiB of shared memory that a program can have (CUDA's programming guide, compute capabilities)
-PROGRAM_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 DRIVER_BYTES = 1024
 
 # Stack loads and stores, once a piece and outside the loops over tokens, by the compilers of Triton

@@ -6,12 +6,10 @@ import pytest
 
 import kvq_codecs
 
-from .compiling import AMD, Compiled, run
+from .compiling import AMD, PROGRAM_KIB, Compiled, run
 
 # All codecs for one architecture, a codec of each kind for others.
 PLAIN, REST = (90,), (80, 100, *AMD)
-# KiB of shared memory that a program can have (CUDA's programming guide; AMD's CDNA3 ISA)
-PROGRAM_KIB = {80: 163, 90: 227, 100: 227, 942: 64}
 # Sums and products of float32 fill all registers, as do rows of 256 values.
 WIDE = ("fp32", "bf16, fp16 queries")
 # Stack loads and stores in loops, by the compilers of Triton 3.7
