@@ -69,7 +69,7 @@ def test_triton_extends_shared_kv_heads(group: int, place: Place) -> None:
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 64, 1000, 2**31, 2**63 - 1])
 @each_place(TRITONS)
 def test_triton_extends_a_window(window: int, place: Place) -> None:
-    check(place, "q8_0", heads=4, lengths=(5, 17, 300), queries=(5, 1, 130), window=window)
+    check(place, "q8_0", heads=4, lengths=(5, 17, 200), queries=(5, 1, 90), window=window)
 
 
 @pytest.mark.proves("triton.extend.softcap")
@@ -114,7 +114,7 @@ def test_rows_of_the_step_may_have_another_dtype(
     judge(extend(place, scene, rows=(q, k, v)), scene.expected(fresh=True), dtype)
 
 
-@each_codec(KINDS, [INTERPRETED])
+@each_codec(("q4_0", "iso3"), [INTERPRETED])
 @pytest.mark.parametrize("page_tokens", PAGE_TOKENS)
 def test_p057_pasts_around_the_edges_of_pages(codec: str, page_tokens: int, place: Place) -> None:
     pasts = (0, 1, page_tokens - 1, page_tokens, page_tokens + 1)

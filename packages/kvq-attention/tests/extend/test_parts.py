@@ -24,8 +24,8 @@ def least(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
     if place != INTERPRETED:
         return int(LEAST_PART.value)
     for module in (items, shapes):
-        monkeypatch.setattr(module, "LEAST_PART", tl.constexpr(80))
-    return 80
+        monkeypatch.setattr(module, "LEAST_PART", tl.constexpr(40))
+    return 40
 
 
 def lengths(least: int) -> tuple[int, ...]:
@@ -65,5 +65,5 @@ def test_sinks_count_once_however_many_parts_there_are(place: Place, least: int)
 @each_place(TRITONS)
 def test_a_request_of_many_rows_is_not_cut(place: Place, least: int) -> None:
     """The kernel writes no partial result for it, and the merge leaves it alone."""
-    shape = {"heads": 16, "kv_heads": 1, "lengths": (3 * least, 20), "queries": (130, 1)}
+    shape = {"heads": 32, "kv_heads": 1, "lengths": (3 * least, 20), "queries": (36, 1)}
     check(place, "q8_0", **shape)
