@@ -106,14 +106,14 @@ def step(
         scores *= load_scales(k_planes[2], s_rows, inside, block, K_SCALES, K_WORD)
         if K_SCALES > 1:
             scores = sum_blocks(scores, HEADS, TOKENS)
-    scores *= power[:, None]
+    factor = tl.broadcast_to(power[:, None], scores.shape)
     if SOFTCAP:
-        scores = soft_cap(scores, softcap) * LOG2_E
+        scores = soft_cap(scores * factor, softcap)
+        factor = tl.full(scores.shape, LOG2_E, tl.float32)
     if MASKED:
         seen = inside[None, :] & (token[None, :] <= position[:, None])
         if WINDOW:
             seen &= token[None, :] > (position - window)[:, None]
-        scores = tl.where(seen, scores, float("-inf"))
 
     a_rows = rows_of(page, token, head, v_pages, V_STRIDES, 0, PAGE)
     b_rows = rows_of(page, token, head, v_pages, V_STRIDES, 1, PAGE)
@@ -123,15 +123,22 @@ def step(
         scale = load_scales(v_planes[2], s_rows, inside, block, V_SCALES, V_WORD)
         # The reference is near the largest probability × scale, so that this product is of the
         # order of 1: fp16 holds it, and what fp16 rounds off is small beside it.
-        high = tl.max(scores + log2_scale(scale), 1)
+        heights = tl.fma(scores, factor, tl.broadcast_to(log2_scale(scale), scores.shape))
     else:
-        high = tl.max(scores, 1)
+        heights = scores * factor
+    if MASKED:
+        heights = tl.where(seen, heights, float("-inf"))
+    high = tl.max(heights, 1)
     new_top = tl.where(high > top + SLACK, high, top)
     if tl.max((new_top != top).to(tl.int32), 0) > 0:
         fade = exp2(top - new_top, ASM)
         weight *= fade
         sums = scale_rows(sums, fade, V_SPLIT)
-    weights = exp2(scores - new_top[:, None], ASM)
+    # Which products and sums are joined is said: a compiler would decide it by what is MASKED.
+    exponents = tl.fma(scores, factor, tl.broadcast_to(-new_top[:, None], scores.shape))
+    if MASKED:
+        exponents = tl.where(seen, exponents, float("-inf"))
+    weights = exp2(exponents, ASM)
     weight += tl.sum(weights, 1)
     if V_SCALES > 0:
         weights *= scale

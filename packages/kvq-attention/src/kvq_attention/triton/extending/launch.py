@@ -130,7 +130,7 @@ class _Call:
         route = self.through(break_even)
         counts = [request.queries * self.step.group for request in host or ()]
         # What a host knows saves launches that would find nothing.
-        if route.plan is None or not host or min(counts) < route.fewest:
+        if route.fewest != 1 and (route.plan is None or not host or min(counts) < route.fewest):
             self.within(max(0, route.fewest - 1))
         if route.plan is not None and (not host or max(counts) >= route.fewest):
             launches.record_route("triton", "extend", SCRATCH)
