@@ -58,7 +58,7 @@ def test_a_lossless_cache_gives_the_same_at_every_cut(
     scene = prefilled(place, "fp32", 150, heads=6)
     whole = extend(place, scene, **scoring)
     stored(scene)
-    for start in (1, 15, 16, 17, 64, 149):
+    for start in (1, 16, 17, 149):
         rest = extend(place, cut(scene, start), **scoring)
         assert relative_error(rest, whole[start:]) <= REORDERED
 

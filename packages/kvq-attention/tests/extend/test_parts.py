@@ -10,7 +10,7 @@ from kvq_attention.triton.extending import items, shapes
 from kvq_attention.triton.extending.items import LEAST_PART
 
 from ..decode.cases import ieee, scoring_of
-from ..decode.places import INTERPRETED, KINDS, TRITONS, Place, each_codec, each_place
+from ..decode.places import INTERPRETED, TRITONS, Place, each_codec, each_place
 from .cases import check, check_output, company, extend, scene_of
 
 pytestmark = ieee
@@ -34,7 +34,7 @@ def lengths(least: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("scoring", ["plain", "all"])
-@each_codec(KINDS, TRITONS)
+@each_codec(("q4_0", "iso3"), TRITONS)
 def test_parts_are_merged(codec: str, scoring: str, place: Place, least: int) -> None:
     given = scoring_of(scoring, 6, 128, place.device)
     if "window" in given:
