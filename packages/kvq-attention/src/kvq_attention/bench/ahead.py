@@ -13,7 +13,7 @@ import torch
 from kvq_attention import Batch, Table, ops
 from kvq_attention.bench.cases import Case, Spot
 from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
-from kvq_attention.bench.extend import ROUTES, with_host
+from kvq_attention.bench.extend import routes, with_host
 from kvq_attention.bench.plan import Plan
 
 # Triton compiles anew for counts that 16 does not divide; those of the measurements are multiples.
@@ -49,13 +49,12 @@ def run_once(plan: Plan, spot: Spot) -> None:
             for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
         )
         batch = _first_page_only(Case(1, step.context), pool, step.tokens)
-        for told in plan.ways("extend", spot).values():
-            for scratch_bytes, known in ROUTES.values():
-                step_batch = with_host(batch) if known else batch
+        for backend, told in plan.ways("extend", spot).items():
+            for route in routes(backend, spot.formats).values():
                 ops.extend(
-                    *(q, k, v, pool.k, pool.v, step_batch, TIER),
+                    *(q, k, v, pool.k, pool.v, with_host(batch), TIER),
                     scale=shape.dim**-0.5,
-                    scratch_bytes=scratch_bytes,
+                    route=route,
                     backend=told,
                 )
     sources, targets = torch.arange(PAGES, device=plan.device).view(2, -1)

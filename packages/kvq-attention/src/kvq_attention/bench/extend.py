@@ -15,24 +15,30 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvq_attention import Batch, Table, ops
 from kvq_attention.accuracy import relative_error
-from kvq_attention.bench.cases import Extend, Spot
+from kvq_attention.bench.cases import Extend, Formats, Spot
 from kvq_attention.bench.checks import decoded
 from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
 from kvq_attention.bench.plan import BASELINE, Plan
 from kvq_attention.bench.rows import Ceilings, Row, run_and_time, significant, timed
-from kvq_attention.bench.timing import time_calls
+from kvq_attention.bench.timing import issue_us, time_calls
+from kvq_attention.routes import Route
+from kvq_attention.triton.extending.launch import SCRATCH
+from kvq_attention.triton.extending.routes import PLAIN
 
 # Steps of a group: each has pages and rows of its own.
 CALLS = 4
-# How a past is read, as bytes of a scratch and whether the host knows the batch's sizes: as the
-# backend chooses with both, as it does for what a graph replays, or without a scratch.
-ROUTES = {
-    "chosen": (ops.SCRATCH_BYTES, True),
-    "device": (ops.SCRATCH_BYTES, False),
-    "loop": (0, False),
-}
+# As the backend chooses by the sizes of a request; all others are its routes' names.
+CHOSEN = "chosen"
 
 Step = Callable[[int], torch.Tensor]
+
+
+def routes(backend: str, formats: Formats) -> dict[str, Route | None]:
+    """How a past of these formats can be read: as the backend chooses, and by each of its ways."""
+    ways = {route.name: Route(route.name) for route in ops.extend_routes(backend)}
+    if formats.k in PLAIN and formats.v in PLAIN:
+        ways.pop(SCRATCH, None)  # which would hold copies of rows that are read as they are
+    return {CHOSEN: None, **ways}
 
 
 def with_host(batch: Batch) -> Batch:
@@ -116,26 +122,26 @@ class _Steps:
 
 
 def extend_row(
-    plan: Plan, case: Extend, route: str, spot: Spot, told: str, ceilings: Ceilings
+    plan: Plan,
+    case: Extend,
+    route: tuple[str, Route | None],
+    spot: Spot,
+    told: str,
+    ceilings: Ceilings,
 ) -> Row:
-    """One format on one backend at one case: time, products a second, error.
+    """One format on one backend at one case: time, what issuing a call takes, products, error.
 
-    route : one of `ROUTES`
+    route : of `routes`
     told : "auto" or the backend's name
     """
     steps = _Steps.make(plan, case, spot)
-    scratch_bytes, known = ROUTES[route]
-    batches = [with_host(batch) if known else batch for batch in steps.batches]
+    batches = [with_host(batch) for batch in steps.batches]
+    name, way = route
 
     def step(index: int) -> torch.Tensor:
         q, k, v = steps.q[index], steps.k[index], steps.v[index]
         cached = steps.pool.k, steps.pool.v, batches[index], TIER
-        return ops.extend(
-            *(q, k, v, *cached),
-            scale=spot.shape.dim**-0.5,
-            scratch_bytes=scratch_bytes,
-            backend=told,
-        )
+        return ops.extend(*(q, k, v, *cached), scale=spot.shape.dim**-0.5, route=way, backend=told)
 
     backend, timing = run_and_time("extend", steps.calls(step), plan.device, plan.repeat)
     return {
@@ -144,8 +150,9 @@ def extend_row(
         "page_tokens": spot.page_tokens,
         "codec": spot.formats.name,
         "backend": backend,
-        "route": route,
+        "route": name,
         **timed(timing),
+        "issue_us": issue_us(steps.calls(step), plan.device, plan.repeat),
         "tflop_per_s": round(case.flops(spot.shape) / timing.us / 1e6, 2),
         "error": steps.error(),
     }

@@ -16,7 +16,7 @@ from kvq_attention.bench.ahead import compile_ahead
 from kvq_attention.bench.cases import Case, Shape, Spot
 from kvq_attention.bench.ceilings import measure_ceilings
 from kvq_attention.bench.decode import decode_row, sdpa_row
-from kvq_attention.bench.extend import ROUTES, extend_row, peer_row, peers
+from kvq_attention.bench.extend import extend_row, peer_row, peers, routes
 from kvq_attention.bench.plan import BASELINE, Plan
 from kvq_attention.bench.report import TABLES
 from kvq_attention.bench.rows import Ceilings, Row
@@ -81,10 +81,11 @@ def _extends(plan: Plan) -> Iterator[Task]:
     """The measurements of extend: each case on every layer and format, by each route there is."""
     for case in plan.extends:
         for spot in plan.spots:
-            for route in ROUTES:
-                what = f"extend {case.name}, page {spot.page_tokens}, {route}"
-                work = partial(extend_row, plan, case, route)
-                yield from _on_each(plan, "extend", what, spot, work)
+            for backend, told in plan.ways("extend", spot).items():
+                for route in routes(backend, spot.formats).items():
+                    work = partial(extend_row, plan, case, route, spot, told)
+                    what = f"extend {case.name}, page {spot.page_tokens}, {route[0]}"
+                    yield Task("extend", _said(plan, "extend", what, spot, backend), work)
         if plan.device == "cuda":
             for peer in peers():
                 yield Task("peers", f"{peer} {case.name}", partial(peer_row, plan, case, peer))
@@ -96,10 +97,15 @@ def _on_each(
     """A measurement on every backend that serves it."""
     table = "copy" if op == "copy_pages" else op
     for backend, told in plan.ways(op, spot).items():
-        said = [what, spot.formats.name]
-        said += [spot.shape.name] if len(plan.shapes) > 1 else []
-        said += [backend] if len(plan.told(op)) > 1 else []
-        yield Task(table, ", ".join(said), partial(work, spot, told))
+        yield Task(table, _said(plan, op, what, spot, backend), partial(work, spot, told))
+
+
+def _said(plan: Plan, op: str, what: str, spot: Spot, backend: str) -> str:
+    """A measurement's name: with it what other measurements of the plan differ in."""
+    said = [what, spot.formats.name]
+    said += [spot.shape.name] if len(plan.shapes) > 1 else []
+    said += [backend] if len(plan.told(op)) > 1 else []
+    return ", ".join(said)
 
 
 def _caches(plan: Plan) -> Iterator[Spot]:

@@ -55,6 +55,20 @@ def time_calls(calls: Sequence[Call], device: str, repeat: int, graph: bool) -> 
     return _summary(_events(captured.replay, repeat), len(calls), "graph")
 
 
+def issue_us(calls: Sequence[Call], device: str, repeat: int) -> float | None:
+    """Median microseconds of the host until a call returns while its device has nothing to do.
+
+    None where the host computes. Less than a GPU takes for the same call is hidden behind it.
+    """
+    if device != "cuda":
+        return None
+    times = []
+    for call in list(calls) * repeat:
+        torch.cuda.synchronize()
+        times.append(_clock([call]))
+    return round(statistics.median(times), 1)
+
+
 def _each(calls: Sequence[Call]) -> None:
     for call in calls:
         call()
