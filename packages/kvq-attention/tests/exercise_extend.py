@@ -39,7 +39,7 @@ WHOLE, SCRATCH_PARTS, DENSE_PARTS = 128 << 20, 240 << 10, 256 << 10
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """In place of torch's dense kernels, of which a tool would watch for minutes: plain products."""
+    """In place of torch's dense kernels, which a tool would watch for minutes: plain products."""
     k, v = (rows.repeat_interleave(q.shape[0] // k.shape[0], 0).float() for rows in (k, v))
     scores = q.float() @ k.transpose(1, 2) * scale
     if causal:

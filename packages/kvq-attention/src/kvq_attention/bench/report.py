@@ -108,7 +108,7 @@ _DECODE: Forms = {
 }
 _EXTEND: Forms = {
     "µs": lambda row: _number(row["us"]),
-    "issued in": lambda row: _number(row["issue_us"]),
+    "issued in": lambda row: _number(row.get("issue_us")),
     "TFLOP/s": lambda row: _number(row["tflop_per_s"]),
     "× bf16": lambda row: _times(row.get("speed_up")),
     "error": lambda row: _error(row["error"]),
