@@ -16,7 +16,7 @@ from kvq_attention.bench.ahead import compile_ahead
 from kvq_attention.bench.cases import Case, Shape, Spot
 from kvq_attention.bench.ceilings import measure_ceilings
 from kvq_attention.bench.decode import decode_row, sdpa_row
-from kvq_attention.bench.extend import extend_row, peer_row, peers, routes
+from kvq_attention.bench.extend import CHOSEN, extend_row, peer_row, peers, routes
 from kvq_attention.bench.plan import BASELINE, Plan
 from kvq_attention.bench.report import TABLES
 from kvq_attention.bench.rows import Ceilings, Row
@@ -41,6 +41,14 @@ class Task:
     table: str
     name: str
     work: Callable[[Ceilings], Row]
+
+
+TITLES = {"decode": "Attention", "extend": "Extend"}
+# What a record's plot shows: which rows, which of their figures, and that in words
+PLOTS: dict[str, tuple[Row, str, str]] = {
+    "decode": ({}, "speed_up", "times as fast as bf16"),
+    "extend": ({"route": CHOSEN}, "tflop_per_s", "TFLOP/s by the route that is chosen"),
+}
 
 
 def tasks(plan: Plan) -> Iterator[Task]:
@@ -169,18 +177,19 @@ def _empty(plan: Plan, ceilings: Ceilings, ways: list[Row]) -> Record:
     hardware, page_tokens = machine.hardware(plan.device), plan.page_tokens[-1]
     shapes = [shape.name for shape in plan.shapes]
     of = f", layers {', '.join(shapes)}" if len(shapes) > 1 else ""
+    shown, values, words = PLOTS[plan.op]
     return {
         "kind": "attention",
         "schema": SCHEMA,
-        "title": f"Attention on {hardware.partition(',')[0]}{of}",
+        "title": f"{TITLES[plan.op]} on {hardware.partition(',')[0]}{of}",
         "what": WHAT,
         "plot": {
-            "of": "decode",
-            "where": {"page_tokens": page_tokens, "shape": shapes[0]},
-            "label": "{codec}" if len(plan.told("decode")) == 1 else "{codec}, {backend}",
+            "of": plan.op,
+            "where": {"page_tokens": page_tokens, "shape": shapes[0], **shown},
+            "label": "{codec}" if len(plan.told(plan.op)) == 1 else "{codec}, {backend}",
             "series": "case",
-            "values": "speed_up",
-            "title": f"decode, times as fast as bf16, {page_tokens} tokens a page",
+            "values": values,
+            "title": f"{plan.op}, {words}, {page_tokens} tokens a page",
         },
         "hardware": hardware,
         "capability": machine.capability(plan.device),
