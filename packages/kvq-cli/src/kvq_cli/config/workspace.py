@@ -25,6 +25,8 @@ MOST_PARTS, TILE_ROWS = 16, 128
 # Codecs code a chunk of values at a time, through integers and floats of several widths.
 CODEC_BYTES_PER_VALUE = 36
 FP32 = 4
+# So many values of distributions are drawn from at a time, but of one whole row at least.
+DRAWN_VALUES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Workspace:
         request and layer decoded to float32, a block of scores, a codec's chunk. Of kernels: the
         scratch that a past is decoded into, partial results
     feed_forward : one layer's, of all experts that a token visits
-    logits : of one token a request, and a distribution to draw from
+    logits : of one token a request, and the distributions that are drawn from at a time
     """
 
     hidden: int
@@ -103,8 +105,10 @@ def workspace(
     experts = model.experts_per_token
     copies = 10 if experts else 5  # some experts clamp and gate in copies of their own
     feed_forward = tokens * (copies * model.feed_forward // ranks + 3 * experts * model.hidden_size)
-    drawing = 48 * model.vocab_size  # one row in float64: scores, their order, their sums
-    logits = max_running_requests * model.vocab_size * (value_bytes + FP32) + drawing
+    values = max_running_requests * model.vocab_size
+    # scores, those in order, their order, and sums in float64
+    drawing = 48 * min(values, max(DRAWN_VALUES, model.vocab_size))
+    logits = values * (value_bytes + 2 * FP32) + drawing
     return Workspace(hidden, attention, feed_forward * value_bytes, logits)
 
 

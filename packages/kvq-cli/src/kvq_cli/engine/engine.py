@@ -21,7 +21,7 @@ from kvq_cli.engine.params import (
 )
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.runner import ModelRunner
-from kvq_cli.engine.sampling import make_generator, sample
+from kvq_cli.engine.sampling import draw_key, sample
 from kvq_cli.engine.scheduler import Schedule, Scheduler
 from kvq_pools import RebuildFailed
 
@@ -98,7 +98,7 @@ class Engine:
             prompt_tokens=len(prompt),
             max_total_tokens=limit,
             detokenizer=Detokenizer(self.tokenizer, params.stop, prompt[-DETOKENIZER_CONTEXT:]),
-            generator=make_generator(params),
+            draw_key=draw_key(params),
         )
         self._requests[request_id] = request
         self._prompt_tokens_total += len(prompt)
@@ -129,7 +129,7 @@ class Engine:
         requests = self._advance(step)
         rows = [row for row, request in enumerate(requests) if request.decoding]
         ready = [requests[row] for row in rows]
-        tokens = sample(logits[rows], ready) if rows else []
+        tokens = sample(logits[rows], ready).tokens if rows else []
         self._steps_total += 1
         return [self._deliver(*pair) for pair in zip(ready, tokens, strict=True)]
 

@@ -9,6 +9,8 @@ from kvq_pools import PrefixStats
 
 FinishReason = Literal["stop", "length", "abort"]
 
+MOST_LOGPROBS = 20  # alternatives that can be asked for of each token
+
 
 class RequestRejected(ValueError):
     """A request the engine can never serve; the message gives the numbers."""
@@ -33,9 +35,15 @@ class SamplingParams:
     top_p : smallest set of tokens whose probabilities reach this sum
     top_k : only the k most likely tokens; 0 = all
     min_p : only tokens at least this share as likely as the most likely one
+    presence_penalty, frequency_penalty : subtracted from the score of a token that was generated,
+        once and as often as it was
+    repetition_penalty : divides the score of a token of the prompt or the answer, multiplies it
+        where it is negative; 1 = none
     seed : draws are reproducible for a seed, whatever else is in the batch; None = fresh
     stop : generation ends before the first of these strings appears in the text
     ignore_eos : do not end at the model's end-of-sequence tokens
+    logprobs : of how many of the most likely tokens to tell the logarithms of their probabilities
+        beside the chosen one's, before penalties and temperature; None = not even of that
     """
 
     max_tokens: int | None = None
@@ -43,9 +51,13 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -59,11 +71,42 @@ class SamplingParams:
             (0.0 < self.top_p <= 1.0, "top_p", self.top_p, "above 0, at most 1"),
             (self.top_k >= 0, "top_k", self.top_k, "0 (all) or more"),
             (0.0 <= self.min_p <= 1.0, "min_p", self.min_p, "0 to 1"),
+            *(
+                (-2.0 <= getattr(self, name) <= 2.0, name, getattr(self, name), "-2 to 2")
+                for name in ("presence_penalty", "frequency_penalty")
+            ),
+            (
+                0.0 < self.repetition_penalty <= 100.0,
+                "repetition_penalty",
+                self.repetition_penalty,
+                "above 0, at most 100",
+            ),
+            (
+                self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,
+                "logprobs",
+                self.logprobs,
+                f"0 to {MOST_LOGPROBS}",
+            ),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
         )
         for ok, name, given, allowed in checks:
             if not ok:
                 raise RequestRejected(f"{name} must be {allowed}, got {given!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model held a token, before penalties and temperature.
+
+    Attributes
+    ----------
+    logprob : natural logarithm of the token's probability
+    top : the most likely tokens and theirs, the most likely first
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +119,25 @@ class Delta:
     token_ids : new tokens (the end-of-sequence token included)
     finish_reason : set on the last delta of a request, else None
     cached_tokens : tokens of the prompt that were not computed: the prefix cache had them
+    logprobs : of the new tokens, if they were asked for; not of the end-of-sequence token, which
+        is no part of the text
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    def __add__(self, later: Delta) -> Delta:
+        """Both, as if one step had brought them."""
+        return Delta(
+            self.text + later.text,
+            self.token_ids + later.token_ids,
+            later.finish_reason,
+            later.cached_tokens or self.cached_tokens,
+            self.logprobs + later.logprobs,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from kvq_cli.engine.detokenize import Detokenizer
+from kvq_cli.engine.history import History
 from kvq_cli.engine.params import FinishReason, SamplingParams
 from kvq_pools import SequencePages
 
@@ -29,7 +28,10 @@ class Request:
     cached_tokens : tokens of the prompt that the prefix cache had when the request first ran;
         None before that
     pages : None while the request waits
-    generator : source of this request's draws; None when greedy
+    draw_key : what sets this request's draws apart; None when greedy
+    arrival : its number in the order in which requests came
+    twins : further choices of the same prompt, which begin where its own prefill ends; until then
+        they share `tokens`
     """
 
     request_id: str
@@ -38,12 +40,15 @@ class Request:
     prompt_tokens: int
     max_total_tokens: int | None
     detokenizer: Detokenizer
-    generator: torch.Generator | None
+    draw_key: int | None = None
+    arrival: int = 0
     num_computed: int = 0
     prefill_until: int = 0
     cached_tokens: int | None = None
     pages: SequencePages | None = None
-    finish_reason: FinishReason | None = field(default=None)
+    finish_reason: FinishReason | None = None
+    twins: list[Request] = field(default_factory=list)
+    history: History = field(default_factory=History)
 
     @property
     def decoding(self) -> bool:

@@ -1,26 +1,50 @@
-"""Logits to tokens."""
+"""Logits to tokens, for all requests of a step at once.
+
+A row's token depends on its own request alone: on its logits, its parameters, its seed and how
+many tokens it has, never on the other rows. Nothing waits for the device but the tokens at the end.
+"""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from kvq_cli.engine.params import SamplingParams
+from kvq_cli.config.workspace import DRAWN_VALUES
+from kvq_cli.engine.params import MOST_LOGPROBS, SamplingParams, TokenLogprobs
+from kvq_cli.engine.penalties import penalized
 from kvq_cli.engine.request import Request
 
+NO_TOKEN = -1  # where the logits were no numbers
+WORD = 2**64
 
-def make_generator(params: SamplingParams) -> torch.Generator | None:
-    """A request's own source of draws (on the CPU), or None when it is greedy."""
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token a row, or `NO_TOKEN`; and what the model thought of it, where that was asked."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
+def draw_key(params: SamplingParams, choice: int = 0) -> int | None:
+    """What sets a request's draws apart, 64 bits; None when it is greedy.
+
+    `choice`: its number among those of one prompt; the first draws as it would alone.
+    """
     if params.temperature == 0.0:
         return None
-    generator = torch.Generator()
-    generator.manual_seed(params.seed if params.seed is not None else secrets.randbits(63))
-    return generator
+    seed = params.seed if params.seed is not None else secrets.randbits(64)
+    mixed = int(_mix(np.asarray([seed % WORD], np.uint64))[0])
+    return (mixed + choice * int(GAMMA)) % WORD
 
 
-def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
+@torch.inference_mode()
+def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
     """One token per request.
 
     Parameters
@@ -28,29 +52,107 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
     logits : [R, vocabulary]
     requests : R requests, in the order of the rows
     """
-    logits = logits.float()
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    for row, request in enumerate(requests):
-        if request.generator is not None:
-            tokens[row] = _draw(logits[row].cpu(), request.params, request.generator)
-    return tokens
+    raw = logits.float()
+    scores = penalized(raw, requests)
+    tokens = scores.argmax(dim=-1)
+    best = scores.gather(1, tokens[:, None])[:, 0]
+    drawn = [row for row, request in enumerate(requests) if request.draw_key is not None]
+    for rows in _chunks(drawn, scores.shape[1]):
+        index = _to(rows, scores)
+        chosen = [requests[row] for row in rows]
+        tokens[index] = _draw(scores[index], best[index], chosen)
+    tokens = torch.where(best.isfinite(), tokens, NO_TOKEN)
+    asked = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
+    told = [_log_softmax(raw, tokens, rows) for rows in _chunks(asked, scores.shape[1])]
+    found = Sampled(tokens.tolist(), [None] * len(requests))
+    for rows, (own, top, top_tokens) in zip(_chunks(asked, scores.shape[1]), told, strict=True):
+        lines = zip(rows, own.tolist(), top_tokens.tolist(), top.tolist(), strict=True)
+        for row, mine, others, values in lines:
+            most = requests[row].params.logprobs
+            pairs = tuple(zip(others, values, strict=True))[:most]
+            found.logprobs[row] = TokenLogprobs(found.tokens[row], mine, pairs)
+    return found
 
 
-def _draw(logits: torch.Tensor, params: SamplingParams, generator: torch.Generator) -> int:
-    """Draw from [vocabulary] logits: temperature first, then top-k, top-p and min-p."""
-    # relative to the largest, which the smallest temperature then leaves at 0
-    scores = (logits.double() - logits.max()) / params.temperature
-    # sorted once: all three filters keep a prefix of the descending order
-    probs, order = torch.softmax(scores, dim=-1).sort(descending=True, stable=True)
-    keep = len(probs)
-    if params.top_k:
-        keep = min(keep, params.top_k)
-    if params.top_p < 1.0:
-        mass = probs[:keep].cumsum(0)
-        keep = min(keep, int((mass < params.top_p * mass[-1]).sum()) + 1)
-    if params.min_p > 0.0:
-        keep = min(keep, max(1, int((probs >= params.min_p * probs[0]).sum())))
-    mass = probs[:keep].cumsum(0)
-    point = torch.rand((), generator=generator, dtype=torch.float64) * mass[-1]
-    index = int(torch.searchsorted(mass, point, right=True))
-    return int(order[min(index, keep - 1)])
+def _chunks(rows: Sequence[int], vocabulary: int) -> Iterator[Sequence[int]]:
+    """So many rows at a time that their distributions stay small."""
+    step = max(1, DRAWN_VALUES // vocabulary)
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+
+
+def _to(values: Sequence[float] | npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    """Values of the host on a tensor's device."""
+    return torch.from_numpy(np.asarray(values)).to(like.device)
+
+
+def _draw(scores: torch.Tensor, best: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """Tokens [R] drawn from scores [R, V] whose largest are `best`: temperature first, then
+    top-k, top-p and min-p.
+    """
+    params = [request.params for request in requests]
+    # a float32 has no smaller one that divides; relative to the best, which stays at 0
+    heat = _to(np.maximum([p.temperature for p in params], 1e-30).astype(np.float32), scores)
+    scores = (scores - best[:, None]).div_(heat[:, None])
+    cut = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1.0]
+    if cut:
+        rows = _to(cut, scores)
+        scores[rows] = _cut(scores[rows], [params[row] for row in cut])
+    weights = scores.exp_()  # 1 for the best
+    if any(p.min_p for p in params):
+        least = _to(np.asarray([p.min_p for p in params], np.float32), scores)
+        weights.masked_fill_(weights < least[:, None], 0.0)
+    mass = weights.cumsum(dim=-1, dtype=torch.float64)
+    point = _to(_points(requests), mass)[:, None] * mass[:, -1:]
+    return torch.searchsorted(mass, point, right=True)[:, 0]
+
+
+def _log_softmax(
+    raw: torch.Tensor, tokens: torch.Tensor, rows: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of some rows: their tokens' logarithms of probability [R], the largest [R, k] and whose.
+
+    k is the same whatever is asked, so that what is said of equal ones is the same.
+    """
+    index = _to(rows, raw)
+    logits = raw[index]
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    own = logits.gather(1, tokens[index].clamp(min=0)[:, None]) - total
+    top, top_tokens = logits.topk(min(MOST_LOGPROBS, logits.shape[1]), dim=-1)
+    return own[:, 0], top - total, top_tokens
+
+
+def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Scores [R, V], relative to the best, without those that top-k and top-p leave out."""
+    vocabulary = scores.shape[1]
+    most = _to([p.top_k or vocabulary for p in params], scores)
+    share = _to([p.top_p if p.top_p < 1.0 else 2.0 for p in params], scores)  # 2: never reached
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    keep = torch.arange(vocabulary, device=scores.device) < most[:, None]
+    mass = ordered.exp_().mul_(keep).cumsum(dim=-1, dtype=torch.float64)
+    # a token stays while those before it do not reach the share
+    keep[:, 1:] &= mass[:, :-1] < (share * mass[:, -1])[:, None]
+    return scores.masked_fill(~torch.empty_like(keep).scatter_(1, order, keep), -torch.inf)
+
+
+# ---- draws --------------------------------------------------------------------------------------
+
+# The constants of splitmix64, whose output function turns a counter into random bits.
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def _points(requests: Sequence[Request]) -> npt.NDArray[np.float64]:
+    """Where in [0, 1) each request's next draw falls: by its key and its number of tokens."""
+    keys = np.asarray([request.draw_key for request in requests], np.uint64)
+    places = np.asarray([request.completion_tokens + 1 for request in requests], np.uint64)
+    bits = _mix(keys ^ _mix(places * GAMMA))
+    return (bits >> np.uint64(16)).astype(
+        np.float64
+    ) * 2.0**-48  # so coarse that no product rounds to the whole
+
+
+def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    bits = (bits ^ (bits >> np.uint64(30))) * FIRST
+    bits = (bits ^ (bits >> np.uint64(27))) * SECOND
+    return bits ^ (bits >> np.uint64(31))
