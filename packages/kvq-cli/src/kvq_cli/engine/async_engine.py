@@ -18,8 +18,10 @@ from kvq_cli.engine.params import (
     EngineSummary,
     RebuildBusy,
     RebuildReport,
+    RequestFailed,
     RequestRejected,
     SamplingParams,
+    merged,
 )
 from kvq_pools import RebuildFailed, RebuildRejected
 
@@ -38,27 +40,38 @@ class RequestHandle:
         self.cached_tokens = 0
         self.completion_tokens = 0
         self._engine = engine
-        self._deltas: asyncio.Queue[Delta | EngineFailed | RequestRejected] = asyncio.Queue()
+        self._deltas: list[Delta] = []  # that nobody has read
+        self._error: EngineFailed | RequestFailed | RequestRejected | None = None
+        self._news = asyncio.Event()
         self._done = False
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
+        """What came since the last one, as one delta: a slow reader gets fewer and longer ones."""
         while not self._done:
-            delta = await self._deltas.get()
-            if not isinstance(delta, Delta):
+            await self._news.wait()
+            self._news.clear()
+            deltas, self._deltas = self._deltas, []
+            if deltas:
+                self._done = deltas[-1].finish_reason is not None
+                yield merged(deltas)
+            if self._error is not None:
                 self._done = True
-                raise delta
-            self._done = delta.finish_reason is not None
-            yield delta
+                raise self._error
 
     def cancel(self) -> None:
         """Stop generating and give the request's pages back; harmless when it has ended."""
         self._engine._cancel(self)
 
     def _put(self, delta: Delta | EngineFailed | RequestRejected) -> None:
-        if isinstance(delta, Delta):
+        if not isinstance(delta, Delta):
+            self._error = delta
+        elif delta.finish_reason == "error":
+            self._error = RequestFailed(delta.error)
+        else:
             self.completion_tokens += len(delta.token_ids)
             self.cached_tokens = delta.cached_tokens or self.cached_tokens
-        self._deltas.put_nowait(delta)
+            self._deltas.append(delta)
+        self._news.set()
 
 
 class AsyncEngine:
@@ -139,14 +152,21 @@ class AsyncEngine:
         """Queue a request; `RequestRejected` when it can never be served.
 
         A rebuild that is under way may make the cache too small for it: then its handle raises
-        `RequestRejected`.
+        `RequestRejected`. When computing it goes wrong, its handle raises `RequestFailed`.
         """
+        return self.submit_choices(prompt, params, 1)[0]
+
+    def submit_choices(
+        self, prompt: Sequence[int], params: SamplingParams, count: int
+    ) -> list[RequestHandle]:
+        """`submit`, for `count` answers to one prompt, which is computed once."""
         self._require_healthy()
         self._engine.check(prompt, params)  # reads one number that the worker may replace
-        handle = RequestHandle(self, uuid.uuid4().hex, len(prompt))
-        self._handles[handle.request_id] = handle
-        self._inbox.put(("add", (handle.request_id, list(prompt), params)))
-        return handle
+        handles = [RequestHandle(self, uuid.uuid4().hex, len(prompt)) for _ in range(count)]
+        self._handles |= {handle.request_id: handle for handle in handles}
+        ids = [handle.request_id for handle in handles]
+        self._inbox.put(("add", (ids, list(prompt), params)))
+        return handles
 
     async def rebuild(
         self, num_tokens: int | None = None, cache_dtype: str | None = None
@@ -212,11 +232,12 @@ class AsyncEngine:
                     self._rebuild_now(*argument)
             self._publish()
 
-    def _add(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def _add(self, ids: list[str], prompt: list[int], params: SamplingParams) -> None:
         try:
-            self._engine.add(request_id, prompt, params)
+            self._engine.add(ids[0], prompt, params, ids[1:])
         except RequestRejected as error:  # it fitted when it was submitted
-            self._call(self._refuse, request_id, error)
+            for request_id in ids:
+                self._call(self._refuse, request_id, error)
 
     def _rebuild_now(self, num_tokens: int | None, cache_dtype: str | None) -> None:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from kvq_attention import launches
@@ -18,12 +20,15 @@ from kvq_cli.engine.params import (
     RebuildReport,
     RequestRejected,
     SamplingParams,
+    TokenLogprobs,
 )
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.runner import ModelRunner
-from kvq_cli.engine.sampling import draw_key, sample
+from kvq_cli.engine.sampling import NO_TOKEN, draw_key, sample
 from kvq_cli.engine.scheduler import Schedule, Scheduler
 from kvq_pools import RebuildFailed
+
+logger = logging.getLogger(__name__)
 
 # Tokens of the prompt that the first generated token's text may join to.
 DETOKENIZER_CONTEXT = 8
@@ -58,6 +63,7 @@ class Engine:
             max_prefill_tokens=cache.step_tokens,
         )
         self._requests: dict[str, Request] = {}
+        self._arrivals = count()
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
         self._finished_total: Counter[str] = Counter()
@@ -87,22 +93,37 @@ class Engine:
                 f"(prompt and generated together); shorten the prompt, lower max_tokens, or {cure}"
             )
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Queue a request; its deltas come out of `step` under `request_id`."""
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        twins: Sequence[str] = (),
+    ) -> None:
+        """Queue a request; its deltas come out of `step` under `request_id`.
+
+        `twins`: ids of further choices, which draw for themselves and share the prompt's pages.
+        """
         self.check(prompt, params)
         limit = None if params.max_tokens is None else len(prompt) + params.max_tokens
-        request = Request(
-            request_id=request_id,
-            tokens=list(prompt),
-            params=params,
-            prompt_tokens=len(prompt),
-            max_total_tokens=limit,
-            detokenizer=Detokenizer(self.tokenizer, params.stop, prompt[-DETOKENIZER_CONTEXT:]),
-            draw_key=draw_key(params),
-        )
-        self._requests[request_id] = request
+        tokens = list(prompt)
+        first, *others = [
+            Request(
+                request_id=name,
+                tokens=tokens,
+                params=params,
+                prompt_tokens=len(prompt),
+                max_total_tokens=limit,
+                detokenizer=Detokenizer(self.tokenizer, params.stop, prompt[-DETOKENIZER_CONTEXT:]),
+                draw_key=draw_key(params, choice),
+                arrival=next(self._arrivals),
+            )
+            for choice, name in enumerate([request_id, *twins])
+        ]
+        first.twins = others
+        self._requests |= {request.request_id: request for request in (first, *others)}
         self._prompt_tokens_total += len(prompt)
-        self.scheduler.add(request)
+        self.scheduler.add(first)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request and give its pages back; unknown or finished ids are no error."""
@@ -125,24 +146,71 @@ class Engine:
                     f"accounting is wrong ({self.stats()})"
                 )
             return []
-        logits = self.runner.forward(step)
-        requests = self._advance(step)
-        rows = [row for row, request in enumerate(requests) if request.decoding]
-        ready = [requests[row] for row in rows]
-        tokens = sample(logits[rows], ready).tokens if rows else []
+        failed: dict[Request, str] = {}
+        drawn = self._compute(step, failed)
+        deltas = [self._fail(request, error) for request, error in failed.items()]
+        self._advance(step)
+        self._part(step)
         self._steps_total += 1
-        return [self._deliver(*pair) for pair in zip(ready, tokens, strict=True)]
+        deltas += [self._deliver(*each) for each in drawn if each[0].pages is not None]
+        return deltas
 
-    def _advance(self, step: Schedule) -> list[Request]:
+    def _compute(
+        self, step: Schedule, failed: dict[Request, str]
+    ) -> list[tuple[Request, int, TokenLogprobs | None]]:
+        """The next token of each request that has all tokens before it, its twins' included.
+
+        Nothing changes but the cache at the step's own positions, so that a step that goes wrong
+        is tried again a request at a time: `failed` says whose fault it was. What breaks the
+        device is raised.
+        """
+        try:
+            logits = self.runner.forward(step)
+            pairs = [
+                (row, each)
+                for row, (request, tokens) in enumerate(step.work)
+                if request.num_computed + tokens >= request.prefill_until
+                for each in (request, *request.pending_twins)
+            ]
+            if not pairs:
+                return []
+            rows, ready = zip(*pairs, strict=True)
+            sampled = sample(logits[list(rows)], ready)
+        except Exception as error:  # a model and its kernels may raise anything
+            self.runner.recover()
+            if len(step.work) > 1:
+                logger.exception("a step of %d requests failed; each is tried", len(step.work))
+                return [each for part in step.apart() for each in self._compute(part, failed)]
+            [(request, _)] = step.work
+            logger.exception("request %s failed", request.request_id)
+            failed[request] = f"{type(error).__name__}: {error}"
+            return []
+        found = list(zip(ready, sampled.tokens, sampled.logprobs, strict=True))
+        for request, token, _ in found:
+            if token == NO_TOKEN:
+                logger.error("request %s: the logits are no finite numbers", request.request_id)
+                failed[request] = "the model's output is not finite"
+        return [each for each in found if each[1] != NO_TOKEN]
+
+    def _advance(self, step: Schedule) -> None:
         """Move each request past what the step computed: [num_computed, + count) is cached now."""
-        work = [*((request, 1) for request in step.decodes), *step.extends]
-        for request, count in work:
-            assert request.pages is not None
-            request.num_computed += count
-            request.pages.advance(request.num_computed, request.tokens)
-        return [request for request, _ in work]
+        for request, tokens in step.work:
+            if request.pages is not None:  # else it failed
+                request.num_computed += tokens
+                request.pages.advance(request.num_computed, request.tokens)
 
-    def _deliver(self, request: Request, token: int) -> tuple[str, Delta]:
+    def _part(self, step: Schedule) -> None:
+        """Let twins go on by themselves from where their prompt is computed."""
+        for request, _ in step.extends:
+            if request.pages is not None and request.decoding:
+                for twin in request.pending_twins:
+                    twin.tokens = list(request.tokens)
+                    self.scheduler.fork(request, twin)
+                request.twins = []
+
+    def _deliver(
+        self, request: Request, token: int, logprobs: TokenLogprobs | None
+    ) -> tuple[str, Delta]:
         request.tokens.append(token)
         self._generation_tokens_total += 1
         ended = token in self.runner.geometry.eos_token_ids and not request.params.ignore_eos
@@ -155,13 +223,23 @@ class Engine:
         if reason is not None:
             text += request.detokenizer.finish()
             self._end(request, reason)
-        return request.request_id, Delta(text, (token,), reason, request.cached_tokens or 0)
+        told = () if logprobs is None or ended else (logprobs,)
+        cached = request.cached_tokens or 0
+        return request.request_id, Delta(text, (token,), reason, cached, told)
+
+    def _fail(self, request: Request, error: str) -> tuple[str, Delta]:
+        self._end(request, "error")
+        return request.request_id, Delta("", (), "error", error=error)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         request.finish_reason = reason
         del self._requests[request.request_id]
         self._finished_total[reason] += 1
         self.scheduler.remove(request)
+        if twins := request.pending_twins:  # the next one computes the prompt
+            heir = twins[0]
+            heir.twins = twins[1:]
+            self.scheduler.add(heir)
 
     def rebuild(
         self, num_tokens: int | None = None, cache_dtype: str | None = None
@@ -225,7 +303,7 @@ class Engine:
         """Counters and gauges; consistent when the owner calls it between steps."""
         return EngineStats(
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            waiting=len(self._requests) - len(self.scheduler.running),
             tiers=self.cache.tiers(),
             prefix=self.cache.space.stats(),
             prompt_tokens_total=self._prompt_tokens_total,
@@ -233,6 +311,7 @@ class Engine:
             requests_finished_total=dict(self._finished_total),
             steps_total=self._steps_total,
             extend_routes=self._extend_routes(),
+            preemptions_total=self.scheduler.preemptions_total,
             last_rebuild=self._last_rebuild,
         )
 

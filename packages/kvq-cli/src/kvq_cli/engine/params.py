@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvq_pools import PrefixStats
 
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 MOST_LOGPROBS = 20  # alternatives that can be asked for of each token
 
 
 class RequestRejected(ValueError):
     """A request the engine can never serve; the message gives the numbers."""
+
+
+class RequestFailed(RuntimeError):
+    """Computing a request went wrong; the engine serves on."""
 
 
 class EngineFailed(RuntimeError):
@@ -121,6 +126,7 @@ class Delta:
     cached_tokens : tokens of the prompt that were not computed: the prefix cache had them
     logprobs : of the new tokens, if they were asked for; not of the end-of-sequence token, which
         is no part of the text
+    error : what went wrong, when that is how it finished
     """
 
     text: str
@@ -128,16 +134,21 @@ class Delta:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
 
-    def __add__(self, later: Delta) -> Delta:
-        """Both, as if one step had brought them."""
-        return Delta(
-            self.text + later.text,
-            self.token_ids + later.token_ids,
-            later.finish_reason,
-            later.cached_tokens or self.cached_tokens,
-            self.logprobs + later.logprobs,
-        )
+
+def merged(deltas: Sequence[Delta]) -> Delta:
+    """One delta that says what several of one request say, in their order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        deltas[-1].finish_reason,
+        deltas[0].cached_tokens,
+        tuple(each for delta in deltas for each in delta.logprobs),
+        deltas[-1].error,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +238,7 @@ class EngineStats:
     requests_finished_total: dict[str, int]  # per finish reason
     steps_total: int
     extend_routes: dict[str, int] = field(default_factory=dict)  # launches by how a past is read
+    preemptions_total: int = 0
     last_rebuild: RebuildReport | None = None
 
 

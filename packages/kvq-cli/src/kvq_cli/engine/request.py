@@ -56,6 +56,11 @@ class Request:
         return self.num_computed >= self.prefill_until
 
     @property
+    def pending_twins(self) -> list[Request]:
+        """Its twins that nobody cancelled."""
+        return [twin for twin in self.twins if twin.finish_reason is None]
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens

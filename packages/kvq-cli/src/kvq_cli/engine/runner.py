@@ -44,7 +44,7 @@ class ModelRunner:
     def forward(self, step: Schedule) -> torch.Tensor:
         """Logits [R, vocabulary] of each request's last computed token: decodes, then extends."""
         decodes = [(request, 1) for request in step.decodes]
-        work = [*decodes, *step.extends]
+        work = step.work
         tokens = [t for request, count in work for t in request.step_tokens(count)]
         positions = np.concatenate(
             [np.arange(r.num_computed, r.num_computed + count) for r, count in work]
@@ -68,6 +68,12 @@ class ModelRunner:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def recover(self) -> None:
+        """After a forward that failed: free what it had; raises when the device is broken."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
 
     def _batch(self, work: Sequence[tuple[Request, int]], *, any_cut: bool = False) -> Batch | None:
         if not work:

@@ -147,9 +147,8 @@ def _points(requests: Sequence[Request]) -> npt.NDArray[np.float64]:
     keys = np.asarray([request.draw_key for request in requests], np.uint64)
     places = np.asarray([request.completion_tokens + 1 for request in requests], np.uint64)
     bits = _mix(keys ^ _mix(places * GAMMA))
-    return (bits >> np.uint64(16)).astype(
-        np.float64
-    ) * 2.0**-48  # so coarse that no product rounds to the whole
+    # so coarse that no product rounds to the whole
+    return (bits >> np.uint64(16)).astype(np.float64) * 2.0**-48
 
 
 def _mix(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

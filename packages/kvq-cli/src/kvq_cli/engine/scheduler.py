@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from kvq_cli.engine.request import Request
-from kvq_pools import CacheSpace, SequencePages
+from kvq_pools import CacheSpace, OutOfPages, SequencePages
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,18 @@ class Schedule:
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.extends)
+
+    @property
+    def work(self) -> list[tuple[Request, int]]:
+        """(request, tokens that it computes), in the order in which the model sees them."""
+        return [*((request, 1) for request in self.decodes), *self.extends]
+
+    def apart(self) -> Iterator[Schedule]:
+        """The same work, a request at a time."""
+        for request in self.decodes:
+            yield Schedule(decodes=[request])
+        for extend in self.extends:
+            yield Schedule(extends=[extend])
 
 
 class Scheduler:
@@ -45,12 +58,35 @@ class Scheduler:
         self.max_prefill_tokens = max_prefill_tokens
         self.running: list[Request] = []  # in order of arrival
         self.waiting: deque[Request] = deque()  # likewise, all after the running ones
+        self.preemptions_total = 0
         self._preempted_in_step = False
         self._refused: tuple[object, ...] = ()  # the state in which the first one had to wait
 
     def add(self, request: Request) -> None:
         """Queue a request behind those that came before it."""
-        self.waiting.append(request)
+        if not self.waiting or self.waiting[-1].arrival < request.arrival:
+            self.waiting.append(request)
+        else:
+            insort(self.waiting, request, key=_arrival)
+
+    def fork(self, request: Request, twin: Request) -> bool:
+        """Let `twin` go on from where `request` is, on the same pages.
+
+        Without room for it now it waits for its turn, to be computed for itself; then False.
+        """
+        assert request.pages is not None
+        if len(self.running) < self.max_running_requests:
+            try:
+                twin.pages = request.pages.fork()
+            except OutOfPages:
+                pass
+            else:
+                twin.num_computed, twin.prefill_until = request.num_computed, request.prefill_until
+                twin.cached_tokens = request.cached_tokens
+                insort(self.running, twin, key=_arrival)
+                return True
+        self.add(twin)
+        return False
 
     def remove(self, request: Request) -> None:
         """Forget a request (finished or cancelled); its pages go to the prefix cache."""
@@ -101,7 +137,8 @@ class Scheduler:
 
     def _admit_next(self) -> Request | None:
         """Move the first waiting request to the running ones if its whole prefill has room."""
-        if not self.waiting or len(self.running) >= self.max_running_requests:
+        taken = sum(1 + len(request.pending_twins) for request in self.running)
+        if not self.waiting or taken >= self.max_running_requests:
             return None
         request = self.waiting[0]
         promised = [
@@ -153,8 +190,13 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         assert request.pages is not None
         self._preempted_in_step = True
+        self.preemptions_total += 1
         self.running.remove(request)
         request.pages.close()  # what was computed stays in the prefix cache while there is room
         request.pages = None
         request.num_computed = 0
-        self.waiting.appendleft(request)
+        self.add(request)
+
+
+def _arrival(request: Request) -> int:
+    return request.arrival

@@ -115,6 +115,7 @@ class Generation:
             async for delta in handle:
                 if delta.finish_reason == "abort":
                     raise EngineFailed("it is stopping")
+                assert delta.finish_reason != "error"  # its handle raises
                 seconds = time.perf_counter() - self._start
                 if waiting and delta.token_ids:
                     self._latency.first_token.observe(seconds)
