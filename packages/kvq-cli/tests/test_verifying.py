@@ -21,6 +21,7 @@ from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.config import CacheFormat, ConfigError, geometry, parse_formats
 from kvq_cli.models.loader import LoadedModel
 from kvq_cli.server.kv_protocol import Status
+from kvq_cli.server.limits import HttpOptions
 from kvq_cli.verifying import KernelFailed, cases
 from kvq_pools import RebuildRejected
 
@@ -104,7 +105,7 @@ def test_serving_starts_with_a_check_and_says_so(
     words = f"{kernels} kernels agree with the formats' definition, in {check.seconds:.1f} s"
     assert said[:2] == ["attention: reference", f"attention checked: {words}"]
     assert said[2].startswith("loading ")
-    Screen().announce(engine, "http://127.0.0.1:1")
+    Screen().announce(engine, "http://127.0.0.1:1", HttpOptions())
     assert re.search(rf"checked +{re.escape(words)}", capsys.readouterr().out)
     status = Status.of("ready", None, *engine.snapshot)
     assert status.attention_check is not None

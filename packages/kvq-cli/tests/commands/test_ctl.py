@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from kvq_cli.commands import client
 from kvq_cli.main import app
+from kvq_cli.server.limits import HttpOptions
 from kvq_pools import RebuildFailed, RebuildRejected
 
 
@@ -50,6 +51,16 @@ def engine():
 def url(engine):
     with serving(engine) as url:
         yield url
+
+
+def test_a_server_with_a_key_is_asked_with_it(engine):
+    with serving(engine, HttpOptions(api_key="s3cret")) as url:
+        assert "API key is missing" in one_line(ctl("stats", url=url), 2)
+        assert "API key is wrong" in one_line(ctl("stats", "--api-key", "x", url=url), 2)
+        assert ctl("stats", "--api-key", "s3cret", url=url).returncode == 0
+        done = ctl("cache", "--tokens", "3200", "--api-key", "s3cret", url=url)
+        assert done.returncode == 0
+    assert engine.rebuilds == [(3200, None)]
 
 
 def test_stats_show_what_the_status_has(url):

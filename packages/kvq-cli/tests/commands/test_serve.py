@@ -20,6 +20,7 @@ import scripted_serve
 from http_server import client_of, wait_for
 
 from kvq_cli.commands.serve import serve
+from kvq_cli.server.limits import HttpOptions
 
 PROGRAM = Path(scripted_serve.__file__)
 
@@ -119,6 +120,45 @@ def test_ctrl_c_ends_it_with_one_line_and_requests_with_an_error(start):
     assert after == ["stopped"]
 
 
+def test_sigterm_lets_requests_finish_and_takes_no_new_ones(start):
+    process = start("demo", "--api-key", "s3cret")
+    with client_of(process.url, "s3cret") as client:
+        assert "Authorization: Bearer KEY" in process.said and "s3cret" not in process.said
+        stream = client.completions.create(
+            model="it's a model", prompt="a", max_tokens=150, stream=True
+        )
+        next(iter(stream))
+        process.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: httpx.get(f"{process.url}/ready").status_code == 503)
+        with pytest.raises(openai.InternalServerError, match="stopping") as late:
+            client.completions.create(model="it's a model", prompt="a")
+        assert (late.value.status_code, late.value.code) == (503, "stopping")
+        *_, last = stream
+        assert last.choices[0].finish_reason == "length"
+    assert process.end() == -signal.SIGTERM
+    assert "Traceback" not in process.said
+
+
+def test_sigterm_waits_for_no_request_without_end(start):
+    process = start("hasty")  # whose requests may go on for half a second
+    with client_of(process.url) as client:
+        stream = client.completions.create(
+            model="it's a model", prompt="a", max_tokens=900, stream=True
+        )
+        next(iter(stream))
+        process.process.send_signal(signal.SIGTERM)
+        with pytest.raises(openai.APIError, match="stopping"):
+            list(stream)
+    assert process.end() == -signal.SIGTERM
+
+
+def test_what_http_options_cannot_be_is_said_before_the_model_loads(start):
+    process = start("endless", "--api-key", "")
+    assert process.end() == 2
+    assert "api_key is empty" in process.said
+    assert len(process.said.splitlines()) == 1
+
+
 def test_a_second_ctrl_c_waits_for_nothing(start):
     process = start("stubborn")
     assert process.url
@@ -211,6 +251,9 @@ def test_options_and_their_defaults_are_the_engines():
         name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()
     }
     assert engines.keys() - commands.keys() == set()
+    https = {f.name: f.default for f in dataclasses.fields(HttpOptions)}
+    https["max_body_mib"] = https.pop("max_body_bytes") >> 20
+    assert {name: commands[name] for name in https} == https
     assert {n: d for n, d in commands.items() if n in engines and n != "model"} == {
         n: d for n, d in engines.items() if n != "model"
     }

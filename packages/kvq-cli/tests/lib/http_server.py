@@ -13,13 +13,14 @@ import openai
 import uvicorn
 
 from kvq_cli.server.app import create_app
+from kvq_cli.server.limits import HttpOptions
 
 
 @contextmanager
-def serving(engine: Any) -> Iterator[str]:
+def serving(engine: Any, options: HttpOptions | None = None) -> Iterator[str]:
     """The URL of a server over `engine`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(create_app(engine), log_level="warning", ws="none")
+        config = uvicorn.Config(create_app(engine, options), log_level="warning", ws="none")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -33,9 +34,9 @@ def serving(engine: Any) -> Iterator[str]:
 
 
 @contextmanager
-def client_of(url: str) -> Iterator[openai.OpenAI]:
+def client_of(url: str, api_key: str = "none") -> Iterator[openai.OpenAI]:
     """OpenAI's own client of a server; it never tries twice."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0) as client:
         yield client
 
 

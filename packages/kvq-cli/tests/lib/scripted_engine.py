@@ -22,9 +22,11 @@ from kvq_cli.engine.params import (
     EngineSummary,
     RebuildBusy,
     RebuildReport,
+    RequestFailed,
     RequestRejected,
     SamplingParams,
     TierStats,
+    TokenLogprobs,
 )
 from kvq_pools import PrefixStats
 
@@ -32,6 +34,7 @@ VOCABULARY = 0x110000  # a token is a character
 BOS = 1
 FAILS = 2  # a prompt with this token makes its request raise EngineFailed after one word
 BREAKS = 3  # … and this one something that nobody foresaw
+GOES_WRONG = 4  # … and this one RequestFailed
 PAGE_TOKENS = 16
 TOTAL_PAGES = 100
 MODEL = "scripted/model-1"
@@ -47,6 +50,9 @@ class CharacterTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool, verbose: bool) -> list[int]:
         text.encode()  # a real tokenizer cannot take lone surrogates either
         return [BOS] * add_special_tokens + [ord(c) for c in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
 
     def apply_chat_template(
         self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
@@ -77,15 +83,25 @@ class ScriptedHandle:
             await asyncio.sleep(engine.pause)
             if n == 1 and FAILS in self.prompt:
                 return self.finish(EngineFailed("scripted failure"))
+            if n == 1 and GOES_WRONG in self.prompt:
+                return self.finish(RequestFailed("RuntimeError: scripted mishap"))
             if n == 1 and BREAKS in self.prompt:
                 return self.finish(ZeroDivisionError("scripted defect"))
             self.completion_tokens += 1
             last = n + 1 == min(limit, engine.words)
             reason = ("stop" if limit >= engine.words else "length") if last else None
-            delta = Delta(f"{self.prompt_tokens}:{n} ", (n,), reason)
+            told = self._logprobs(n)
+            delta = Delta(f"{self.prompt_tokens}:{n} ", (n,), reason, 0, told)
             if last:
                 return self.finish(delta)
             self._deltas.put_nowait(delta)
+
+    def _logprobs(self, n: int) -> tuple[TokenLogprobs, ...]:
+        """The nth token is the character n; those after it are ever less likely."""
+        if self.params.logprobs is None:
+            return ()
+        top = tuple((n + i, -0.5 * (i + 1)) for i in range(self.params.logprobs))
+        return (TokenLogprobs(n, -0.5, top),)
 
     def finish(self, last: Delta | Exception) -> None:
         if self in self._engine.live:
@@ -121,6 +137,7 @@ class ScriptedEngine:
     ) -> None:
         self.words, self.pause = words, pause
         self.model_name, self.max_model_len = model_name, max_model_len
+        self.max_running_requests = 16
         self.tokenizer = CharacterTokenizer(chat_template)
         self.summary = EngineSummary(
             model_name=model_name,
@@ -163,7 +180,9 @@ class ScriptedEngine:
         for handle in list(self.live):
             handle.cancel()
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> ScriptedHandle:
+    def submit_choices(
+        self, prompt: Sequence[int], params: SamplingParams, count: int
+    ) -> list[ScriptedHandle]:
         assert asyncio.get_running_loop() is self.loop
         if not self.healthy:
             raise EngineFailed(self.failure or "not running")
@@ -176,10 +195,10 @@ class ScriptedEngine:
                 f"{len(prompt)} prompt tokens and {params.max_tokens} to generate exceed the "
                 f"context of {self.max_model_len} tokens"
             )
-        handle = ScriptedHandle(self, list(prompt), params)
-        self.submitted.append(handle)
-        self.live.append(handle)
-        return handle
+        handles = [ScriptedHandle(self, list(prompt), params) for _ in range(count)]
+        self.submitted += handles
+        self.live += handles
+        return handles
 
     @property
     def snapshot(self) -> tuple[EngineSummary, EngineStats]:

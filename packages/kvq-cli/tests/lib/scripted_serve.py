@@ -1,7 +1,8 @@
 """`kvq` with an engine that is scripted: run as a program, it takes kvq's command line.
 
 The model's name says what its loading does: `refused`, `defective`, `endless`, or it succeeds
-(`untemplated`: with a model that cannot chat; `stubborn`: with an engine in a step without end).
+(`untemplated`: with a model that cannot chat; `stubborn`: with an engine in a step without end;
+`hasty`: with little patience for requests in flight when it is to stop).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from scripted_engine import ScriptedEngine
 
 from kvq_cli.config import ConfigError
 from kvq_cli.main import main
+from kvq_cli.server import run
 
 
 class StubbornEngine(ScriptedEngine):
@@ -36,6 +38,8 @@ def build_engine(options: SimpleNamespace, report: Any, progress: Any) -> Script
         case "endless":
             report("loading")
             time.sleep(60)
+        case "hasty":
+            run.DRAIN_SECONDS = 0.5
     make = StubbornEngine if options.model == "stubborn" else ScriptedEngine
     return make(
         words=10_000,

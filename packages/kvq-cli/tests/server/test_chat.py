@@ -77,7 +77,9 @@ def test_sampling_reaches_the_engine(client, engine):
         top_p=0.9,
         seed=-7,
         stop=["a", "b"],
-        extra_body={"top_k": 40, "min_p": 0.1, "ignore_eos": True},
+        presence_penalty=-0.5,
+        frequency_penalty=1.5,
+        extra_body={"top_k": 40, "min_p": 0.1, "ignore_eos": True, "repetition_penalty": 1.1},
     )
     client.chat.completions.create(
         model=MODEL, messages=HELLO, temperature=0, stop="x", extra_body={"top_k": -1}
@@ -90,6 +92,9 @@ def test_sampling_reaches_the_engine(client, engine):
             top_p=0.9,
             top_k=40,
             min_p=0.1,
+            presence_penalty=-0.5,
+            frequency_penalty=1.5,
+            repetition_penalty=1.1,
             seed=-7,
             stop=("a", "b"),
             ignore_eos=True,
@@ -97,6 +102,22 @@ def test_sampling_reaches_the_engine(client, engine):
         SamplingParams(temperature=0.0, stop=("x",)),
         SamplingParams(),
     ]
+
+
+def test_n_answers_share_one_prompt(client, engine):
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert {choice.message.content for choice in answer.choices} == {said(len(PROMPT))}
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(PROMPT), 15)
+    assert answer.usage.prompt_tokens_details.cached_tokens == len(PROMPT) // 2
+    stream = client.chat.completions.create(model=MODEL, messages=HELLO, n=2, stream=True)
+    texts, ends = ["", ""], []
+    for chunk in stream:
+        [choice] = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        ends += [choice.index] if choice.finish_reason else []
+    assert texts == [said(len(PROMPT))] * 2
+    assert sorted(ends) == [0, 1]
 
 
 def test_text_parts_are_joined_by_lines_and_developers_are_systems(client, engine):

@@ -30,6 +30,13 @@ def test_each_prompt_is_one_choice(client, engine, prompt, tokens):
     assert answer.usage.completion_tokens == 5 * len(tokens)
 
 
+def test_choices_are_numbered_prompt_by_prompt(client, engine):
+    answer = client.completions.create(model=MODEL, prompt=["a", "bcd"], n=2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in answer.choices] == [said(2)] * 2 + [said(4)] * 2
+    assert answer.usage.prompt_tokens == 2 + 4
+
+
 def test_the_default_length_is_openais(client, engine):
     client.completions.create(model=MODEL, prompt="a")
     client.completions.create(model=MODEL, prompt="a", max_tokens=3)

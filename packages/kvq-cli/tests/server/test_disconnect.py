@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 from http_server import wait_for
-from scripted_engine import BREAKS, FAILS, MODEL
+from scripted_engine import BREAKS, FAILS, GOES_WRONG, MODEL
 
 from kvq_cli.server.app import create_app
 
@@ -126,7 +126,8 @@ def test_one_choice_refused_cancels_those_before_it(client, engine):
 
 
 @pytest.mark.parametrize(
-    ("token", "message"), [(FAILS, "scripted failure"), (BREAKS, "internal error")]
+    ("token", "message"),
+    [(FAILS, "scripted failure"), (GOES_WRONG, "scripted mishap"), (BREAKS, "internal error")],
 )
 def test_an_error_within_a_stream_is_its_last_event(url, client, engine, token, message):
     stream = client.completions.create(
@@ -139,6 +140,15 @@ def test_an_error_within_a_stream_is_its_last_event(url, client, engine, token, 
     text = httpx.post(f"{url}/v1/completions", json=body).text
     assert '"error":' in text.split("\n\n")[-2]
     assert "[DONE]" not in text
+
+
+def test_a_request_that_went_wrong_is_a_500_that_says_what(client, engine):
+    engine.words = 5
+    with pytest.raises(openai.InternalServerError, match="scripted mishap") as caught:
+        client.completions.create(model=MODEL, prompt=[[97, GOES_WRONG]])
+    assert (caught.value.status_code, caught.value.code) == (500, "request_failed")
+    assert caught.value.body["type"] == "server_error"
+    assert client.completions.create(model=MODEL, prompt="a").choices[0].text
 
 
 def test_the_engine_dying_ends_every_request_with_503(url, client, engine):

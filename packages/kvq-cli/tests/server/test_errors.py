@@ -87,6 +87,15 @@ def refused(answer, status, *, param=None, code=None):
         ({"top_k": -2}, "top_k", "-1"),
         ({"min_p": 1.5}, "min_p", "1"),
         ({"seed": 2**63}, "seed", "less than"),
+        ({"n": 0}, "n", "got 0"),
+        ({"n": 129}, "n", "got 129"),
+        ({"n": True}, "n", "integer"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty", "got 2.1"),
+        ({"presence_penalty": "1"}, "presence_penalty", "number"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"logprobs": 3}, "logprobs", "boolean"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "got 21"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs is true"),
         ({"stop": ["a"] * 5}, "stop", "at most 4"),
         ({"stop": ""}, "stop", "empty"),
         ({"stop": [""]}, "stop", "empty"),
@@ -125,17 +134,11 @@ UNSUPPORTED = [
             CHAT_PATH,
             CHAT,
             {
-                "n": 2,
-                "logprobs": True,
-                "top_logprobs": 5,
                 "tools": [{"type": "function"}],
                 "tool_choice": "required",
                 "functions": [{}],
                 "response_format": {"type": "json_object"},
                 "logit_bias": {"5": 1},
-                "frequency_penalty": 0.1,
-                "presence_penalty": -1,
-                "repetition_penalty": 1.1,
                 "modalities": ["text", "audio"],
                 "audio": {"voice": "x"},
                 "prediction": {"type": "content"},
@@ -146,11 +149,9 @@ UNSUPPORTED = [
             TEXT_PATH,
             TEXT,
             {
-                "n": 2,
                 "best_of": 2,
                 "echo": True,
                 "suffix": "end",
-                "logprobs": 0,
                 "logit_bias": {"5": 1},
             },
         ),
@@ -258,7 +259,7 @@ def test_a_request_beyond_the_context_names_the_numbers():
 
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
-    [("frequency_penalty", 0.5, "give 0"), ("top_logprobs", 2, "give 0"), ("n", True, "give 1")],
+    [("parallel_tool_calls", 3, "give True or False"), ("audio", 1, "leave it out")],
 )
 def test_a_refusal_names_the_value_that_is_accepted(name, value, advice):
     answer = send("POST", CHAT_PATH, json={**CHAT, name: value})
@@ -279,8 +280,8 @@ def test_a_defect_is_logged_and_not_shown(caplog):
 
 def test_openais_client_sees_its_own_exceptions(client):
     with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(**CHAT, n=2)
-    assert (bad.value.param, bad.value.code) == ("n", "unsupported_parameter")
+        client.chat.completions.create(**CHAT, tools=[{}])
+    assert (bad.value.param, bad.value.code) == ("tools", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError, match=MODEL) as missing:
         client.chat.completions.create(**{**CHAT, "model": "gpt-4"})
     assert (missing.value.param, missing.value.code) == ("model", "model_not_found")
@@ -330,6 +331,7 @@ def test_the_openapi_document_describes_every_route():
         "/v1/kv/status",
         "/v1/kv/rebuild",
         "/health",
+        "/ready",
         "/metrics",
     }
     prompt = document["components"]["schemas"]["CompletionRequest"]["properties"]["prompt"]

@@ -142,16 +142,16 @@ def test_usage_counts_cached_tokens_as_openai_does(client, stream):
 
 def test_a_request_that_a_rebuild_made_too_long_is_refused_like_any_other(url, client, engine):
     # submitted in time, refused by the worker: the handle raises
-    submit = engine.submit
+    submit = engine.submit_choices
 
-    def too_late(prompt, params):
-        handle = submit(prompt, params)
+    def too_late(prompt, params, count):
+        [handle] = submit(prompt, params, count)
         handle._producer.cancel()
         engine.max_model_len = 5
         handle.finish(RequestRejected("10 prompt tokens exceed the cache of 5 tokens"))
-        return handle
+        return [handle]
 
-    engine.submit = too_late
+    engine.submit_choices = too_late
     with pytest.raises(openai.BadRequestError, match="cache of 5 tokens") as caught:
         client.completions.create(model=MODEL, prompt=[97] * 10)
     assert caught.value.code == "context_length_exceeded"

@@ -29,15 +29,15 @@ FOREIGN = (
 )
 
 
-def status(url: str) -> dict[str, Any]:
+def status(url: str, api_key: str | None = None) -> dict[str, Any]:
     """What GET /v1/kv/status answers."""
-    return _call("GET", url, STATUS, Status, STATUS_TIMEOUT)
+    return _call("GET", url, STATUS, Status, STATUS_TIMEOUT, api_key)
 
 
-def rebuild(url: str, body: dict[str, Any]) -> dict[str, Any]:
+def rebuild(url: str, body: dict[str, Any], api_key: str | None = None) -> dict[str, Any]:
     """What POST /v1/kv/rebuild answers; the program ends when it is refused or fails."""
     try:
-        return _call("POST", url, REBUILD, Rebuild, REBUILD_TIMEOUT, body)
+        return _call("POST", url, REBUILD, Rebuild, REBUILD_TIMEOUT, api_key, body)
     except KeyboardInterrupt:
         refuse(
             f"interrupted; the server at {url} goes on with what it was asked: `kvq ctl stats` "
@@ -52,11 +52,13 @@ def _call(
     path: str,
     kind: type[BaseModel],
     timeout: httpx.Timeout,
+    api_key: str | None,
     body: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     try:
         # not through a proxy: a control command reaches its server itself
-        with httpx.Client(timeout=timeout, trust_env=False) as client:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        with httpx.Client(timeout=timeout, trust_env=False, headers=headers) as client:
             answer = client.request(verb, url.rstrip("/") + path, json=body)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         refuse(f"--url {url} is no http:// or https:// address", WRONG_INPUT)
@@ -73,7 +75,8 @@ def _call(
         return content
     detail = content.get("error")
     message = detail.get("message") if isinstance(detail, dict) else None
-    refuses = answer.is_error and answer.status_code not in FOREIGN
+    keyless = isinstance(detail, dict) and detail.get("code") == "invalid_api_key"
+    refuses = answer.is_error and (answer.status_code not in FOREIGN or keyless)
     if not refuses or not isinstance(message, str):
         refuse(
             f"{url} is no kvq server of this version: {verb} {path} answered "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvq_cli.commands.messages import plain_errors
-from kvq_cli.commands.options import CtlCacheDtype, CtlTokens, Url
+from kvq_cli.commands.options import CtlApiKey, CtlCacheDtype, CtlTokens, Url
 
 app = typer.Typer(help="Ask and change a running `kvq serve`.", no_args_is_help=True)
 
@@ -18,7 +18,10 @@ DEFAULT_URL = "http://127.0.0.1:1919"
 @app.command()
 @plain_errors
 def cache(
-    tokens: CtlTokens = None, kv_cache_dtype: CtlCacheDtype = None, url: Url = DEFAULT_URL
+    tokens: CtlTokens = None,
+    kv_cache_dtype: CtlCacheDtype = None,
+    url: Url = DEFAULT_URL,
+    api_key: CtlApiKey = None,
 ) -> None:
     """Change the size or the format of the cache while the server runs.
 
@@ -34,20 +37,21 @@ def cache(
     wanted = None if tokens is None else parse_tokens(tokens)
     screen, body = Screen(), dict[str, Any]()
     if wanted is not None:
-        page_tokens = client.status(url)["page_tokens"]
+        page_tokens = client.status(url, api_key)["page_tokens"]
         num_tokens = -(-wanted // page_tokens) * page_tokens
         if num_tokens != wanted:
             screen.say(f"{wanted:,} tokens become {num_tokens:,}: a page holds {page_tokens}")
         body["num_tokens"] = num_tokens
     if kv_cache_dtype is not None:
         body["kv_cache_dtype"] = kv_cache_dtype
-    screen.show(change(client.rebuild(url, body)))
+    screen.show(change(client.rebuild(url, body, api_key)))
 
 
 @app.command()
 @plain_errors
 def stats(
     url: Url = DEFAULT_URL,
+    api_key: CtlApiKey = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the server's JSON instead of a table.")
     ] = False,
@@ -57,7 +61,7 @@ def stats(
     from kvq_cli.commands.cache_facts import status
     from kvq_cli.commands.screen import Screen
 
-    found = client.status(url)
+    found = client.status(url, api_key)
     if as_json:
         print(json.dumps(found, indent=2))
     else:

@@ -162,7 +162,7 @@ MaxRunningRequests = Annotated[
     int,
     typer.Option(
         metavar="REQUESTS",
-        help="Most requests computed at the same time; others wait.",
+        help="Most answers computed at the same time; others wait.",
         rich_help_panel=LIMITS,
     ),
 ]
@@ -171,6 +171,25 @@ MaxPrefillTokens = Annotated[
     typer.Option(
         metavar="TOKENS",
         help="Most prompt tokens computed in one step: fewer keep other requests' answers flowing.",
+        rich_help_panel=LIMITS,
+    ),
+]
+MaxQueuedRequests = Annotated[
+    int,
+    typer.Option(
+        metavar="REQUESTS",
+        min=0,
+        help="Most answers that wait beside those being computed; more are refused with 429 and "
+        "the time after which to try again.",
+        rich_help_panel=LIMITS,
+    ),
+]
+RequestTimeout = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Most seconds that an answer may take, waiting included. Default: any.",
+        show_default=False,
         rich_help_panel=LIMITS,
     ),
 ]
@@ -199,7 +218,26 @@ Host = Annotated[
     str,
     typer.Option(
         metavar="ADDRESS",
-        help="Address to listen on; 0.0.0.0 is every one. There is no authentication.",
+        help="Address to listen on; 0.0.0.0 is every one: give an --api-key then.",
+        rich_help_panel=NETWORK,
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        help="What requests must bring as `Authorization: Bearer KEY`; /health and /ready are "
+        "open. Default: anyone may ask.",
+        show_default=False,
+        rich_help_panel=NETWORK,
+    ),
+]
+MaxBodyMib = Annotated[
+    int,
+    typer.Option(
+        metavar="MIB",
+        min=1,
+        help="Largest body of a request.",
         rich_help_panel=NETWORK,
     ),
 ]
@@ -215,6 +253,14 @@ Port = Annotated[
 ]
 Url = Annotated[
     str, typer.Option(metavar="URL", help="Where the server listens, as it printed at its start.")
+]
+CtlApiKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        help="The key that the server was given, if it was.",
+        show_default=False,
+    ),
 ]
 CtlTokens = Annotated[
     str | None,

@@ -19,6 +19,7 @@ from kvq_cli import __version__
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
     from kvq_cli.engine.params import EngineSummary
+    from kvq_cli.server.limits import HttpOptions
 
 WIDE = 1000
 
@@ -66,14 +67,16 @@ class Screen:
 
             yield tell
 
-    def announce(self, engine: AsyncEngine, url: str) -> None:
+    def announce(self, engine: AsyncEngine, url: str, http: HttpOptions) -> None:
         """That the server is up: what it serves, its URL, and a command that asks it something."""
-        self._console.print(panel(engine.summary))
+        at_once = f"{engine.max_running_requests:,} answers; {http.max_queued_requests:,} more wait"
+        self._console.print(panel(engine.summary, at_once))
         self.say(f"{url} (Ctrl-C stops it). Ask it something:")
-        self.say(curl(url, engine.model_name, chats=engine.tokenizer.chat_template is not None))
+        chats = engine.tokenizer.chat_template is not None
+        self.say(curl(url, engine.model_name, chats=chats, keyed=http.api_key is not None))
 
 
-def panel(summary: EngineSummary) -> Panel:
+def panel(summary: EngineSummary, at_once: str | None = None) -> Panel:
     """What the engine serves and what its cache costs."""
     return framed(
         f"kvq {__version__}",
@@ -87,6 +90,7 @@ def panel(summary: EngineSummary) -> Panel:
                 f"bf16 would hold {summary.bf16_num_tokens:,}",
             ),
             ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
+            *([("at once", at_once)] if at_once else []),
             ("attention", served_by(summary.attention)),
             *([("checked", str(check))] if (check := summary.attention_check) else []),
             ("weights", summary.weights),
@@ -119,8 +123,8 @@ def mebibytes(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.1f} MiB"
 
 
-def curl(url: str, model: str, *, chats: bool) -> str:
-    """A shell command that asks the server something."""
+def curl(url: str, model: str, *, chats: bool, keyed: bool = False) -> str:
+    """A shell command that asks the server something; a key is for the user to fill in."""
     if chats:
         path = "/v1/chat/completions"
         ask: dict[str, object] = {"messages": [{"role": "user", "content": "Name three rivers."}]}
@@ -128,5 +132,6 @@ def curl(url: str, model: str, *, chats: bool) -> str:
         path = "/v1/completions"
         ask = {"prompt": "The longest rivers of the world are"}
     body = json.dumps({"model": model, **ask, "max_tokens": 64})
-    header = "Content-Type: application/json"
-    return f"curl {shlex.quote(url + path)} -H {shlex.quote(header)} -d {shlex.quote(body)}"
+    headers = ["Content-Type: application/json", *(["Authorization: Bearer KEY"] if keyed else [])]
+    given = " ".join(f"-H {shlex.quote(header)}" for header in headers)
+    return f"curl {shlex.quote(url + path)} {given} -d {shlex.quote(body)}"

@@ -25,11 +25,15 @@ def serve(
     on_failed_check: o.OnFailedCheck = "refuse",
     max_model_len: o.MaxModelLen = None,
     max_running_requests: o.MaxRunningRequests = 16,
+    max_queued_requests: o.MaxQueuedRequests = 256,
+    request_timeout: o.RequestTimeout = None,
     max_prefill_tokens: o.MaxPrefillTokens = 512,
     prefill_reads: o.PrefillReads = "own",
     prefill_scratch_mb: o.PrefillScratch = 128,
     host: o.Host = "127.0.0.1",
     port: o.Port = 1919,
+    api_key: o.ApiKey = None,
+    max_body_mib: o.MaxBodyMib = 16,
 ) -> None:
     """Serve a model over HTTP as OpenAI's API does. Ctrl-C ends it."""
     if (model is None) == (model_option is None):
@@ -39,8 +43,15 @@ def serve(
     from kvq_cli import compose
     from kvq_cli.commands.screen import Screen
     from kvq_cli.server import run
+    from kvq_cli.server.limits import HttpOptions
 
     screen = Screen()
+    http = HttpOptions(
+        api_key=api_key,
+        max_queued_requests=max_queued_requests,
+        max_body_bytes=max_body_mib << 20,
+        request_timeout=request_timeout,
+    )
     wanted = compose.ServeOptions(
         model=model or model_option or "",
         kv_cache_dtype=kv_cache_dtype,
@@ -62,5 +73,6 @@ def serve(
     with listener:
         with screen.progress() as progress:
             engine = compose.build_engine(wanted, screen.say, progress)
-        run.serve(engine, listener, lambda: screen.announce(engine, url(host, listener)))
+        reached = url(host, listener)
+        run.serve(engine, listener, lambda: screen.announce(engine, reached, http), http)
     screen.say("stopped")

@@ -84,6 +84,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine, summarize: Callable[[Engine], EngineSummary]) -> None:
         """`summarize`: what is said of the engine; asked again after each rebuild."""
         self.tokenizer: Any = engine.tokenizer
+        self.max_running_requests = engine.scheduler.max_running_requests
         self.failure: str | None = None
         self._engine = engine
         self._summarize = summarize

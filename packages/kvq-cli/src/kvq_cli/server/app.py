@@ -11,15 +11,23 @@ from prometheus_client import CollectorRegistry
 
 from kvq_cli import __version__
 from kvq_cli.server import chat, completions, errors, health, kv, metrics, models
+from kvq_cli.server.generation import Service
 from kvq_cli.server.latency import Latency
+from kvq_cli.server.limits import BodyLimit, HttpOptions, KeyCheck
+from kvq_cli.server.places import Places
 from kvq_cli.server.prompts import encode
+from kvq_cli.server.tokens import TokenTexts
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
 
 
-def create_app(engine: AsyncEngine) -> FastAPI:
-    """An OpenAI-compatible application that starts and stops the engine with itself."""
+def create_app(engine: AsyncEngine, options: HttpOptions | None = None) -> FastAPI:
+    """An OpenAI-compatible application that starts and stops the engine with itself.
+
+    Its `state.places` count the answers that are computed, wait or are being read.
+    """
+    options = options or HttpOptions()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -33,16 +41,27 @@ def create_app(engine: AsyncEngine) -> FastAPI:
 
     registry = CollectorRegistry()
     registry.register(metrics.EngineCollector(engine))
-    latency = Latency(registry)
+    places = Places(engine.max_running_requests, options.max_queued_requests)
+    service = Service(
+        engine,
+        Latency(registry),
+        places,
+        TokenTexts(engine.tokenizer),
+        options.request_timeout,
+    )
     # the pages that FastAPI would add load their scripts from elsewhere; /openapi.json stays
     app = FastAPI(
         title="kvq", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
-    app.include_router(chat.routes(engine, latency))
-    app.include_router(completions.routes(engine, latency))
+    app.state.places = places
+    app.include_router(chat.routes(service))
+    app.include_router(completions.routes(service))
     app.include_router(models.routes(engine))
-    app.include_router(health.routes(engine))
+    app.include_router(health.routes(service))
     app.include_router(kv.routes(engine))
     app.include_router(metrics.routes(registry))
     errors.install(app)
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
+    if options.api_key is not None:
+        app.add_middleware(KeyCheck, key=options.api_key)  # the last one is asked first
     return app

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from kvq_cli.engine.params import EngineFailed, RebuildBusy, RequestRejected
-from kvq_cli.server.protocol import ErrorBody, ErrorDetail
+from kvq_cli.engine.params import EngineFailed, RebuildBusy, RequestFailed, RequestRejected
+from kvq_cli.server.answers import ErrorBody, ErrorDetail
 from kvq_pools import RebuildFailed, RebuildRejected
 
 logger = logging.getLogger(__name__)
@@ -21,8 +21,14 @@ logger = logging.getLogger(__name__)
 # For the OpenAPI document: these answers have one shape on every route.
 ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the request is wrong"},
+    401: {"model": ErrorBody, "description": "the API key is missing or wrong"},
     404: {"model": ErrorBody, "description": "no such model"},
+    408: {"model": ErrorBody, "description": "the body did not come in time"},
+    413: {"model": ErrorBody, "description": "the body is too large"},
+    429: {"model": ErrorBody, "description": "too many requests wait"},
+    500: {"model": ErrorBody, "description": "computing it went wrong; the server serves on"},
     503: {"model": ErrorBody, "description": "the engine cannot serve"},
+    504: {"model": ErrorBody, "description": "it took longer than the server allows"},
 }
 REBUILD_ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "it cannot be done; nothing was touched"},
@@ -38,10 +44,17 @@ class ApiError(Exception):
     """A refusal with a status, ready to be sent."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = dict(headers or {})
         self.param = param
         self.code = code
 
@@ -65,6 +78,13 @@ def as_api_error(error: Exception) -> ApiError:
             return error
         case RequestRejected():
             return ApiError(400, str(error))
+        case RequestFailed():  # the engine logged it
+            return ApiError(
+                500,
+                f"computing this request failed: {error}; the server serves on and its log has "
+                "the details",
+                code="request_failed",
+            )
         case EngineFailed():
             return ApiError(503, f"the engine cannot serve: {error}", code="engine_failed")
         case RebuildRejected():
@@ -82,16 +102,16 @@ def as_api_error(error: Exception) -> ApiError:
 def install(app: FastAPI) -> None:
     """Make `app` answer every error in this shape."""
 
-    async def answer(request: Request, error: Exception) -> Response:
-        return _answer(as_api_error(error))
+    async def known(request: Request, error: Exception) -> Response:
+        return answer(as_api_error(error))
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _answer(explain(error.errors(), request.headers.get("content-type")))
+        return answer(explain(error.errors(), request.headers.get("content-type")))
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _answer(_http_error(app, request, error), error.headers)
+        return answer(_http_error(app, request, error))
 
     async def left(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)  # to nobody
@@ -102,26 +122,28 @@ def install(app: FastAPI) -> None:
     for kind in (
         ApiError,
         RequestRejected,
+        RequestFailed,
         EngineFailed,
         RebuildRejected,
         RebuildBusy,
         RebuildFailed,
         Exception,
     ):
-        app.add_exception_handler(kind, answer)
+        app.add_exception_handler(kind, known)
 
 
-def _answer(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse(error.body, error.status, dict(headers or {}))
+def answer(error: ApiError) -> Response:
+    """The response that says so."""
+    return JSONResponse(error.body, error.status, error.headers)
 
 
 def _http_error(app: FastAPI, request: Request, error: HTTPException) -> ApiError:
-    path = request.url.path
+    path, message = request.url.path, str(error.detail)
     if error.status_code == 404:
-        return ApiError(404, f"there is no {path}; there are {', '.join(app.openapi()['paths'])}")
+        message = f"there is no {path}; there are {', '.join(app.openapi()['paths'])}"
     if error.status_code == 405:
-        return ApiError(405, f"{path} does not answer {request.method}")
-    return ApiError(error.status_code, str(error.detail))
+        message = f"{path} does not answer {request.method}"
+    return ApiError(error.status_code, message, headers=error.headers)
 
 
 def explain(errors: Sequence[Mapping[str, Any]], content_type: str | None) -> ApiError:

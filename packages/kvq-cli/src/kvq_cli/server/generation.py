@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from kvq_cli.engine.params import EngineFailed, RequestRejected, SamplingParams
+from kvq_cli.engine.params import EngineFailed, RequestRejected, SamplingParams, TokenLogprobs
+from kvq_cli.server.answers import (
+    ChatLogprobs,
+    PromptTokensDetails,
+    Reason,
+    TextLogprobs,
+    Usage,
+)
 from kvq_cli.server.errors import ApiError
 from kvq_cli.server.latency import Latency
-from kvq_cli.server.protocol import PromptTokensDetails, Reason, Usage
+from kvq_cli.server.places import Places
+from kvq_cli.server.tokens import LogprobTeller, TokenTexts
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine, RequestHandle
@@ -25,15 +33,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What came of one choice: text that may be empty, and at its end the reason."""
+    """What came of one choice: text and logprobs, both may be empty, and at its end the reason."""
 
     index: int
     text: str
     reason: Reason | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What generations of one server share.
+
+    Attributes
+    ----------
+    timeout : most seconds from a request's submission to its last token; None = any
+    """
+
+    engine: AsyncEngine
+    latency: Latency
+    places: Places
+    texts: TokenTexts
+    timeout: float | None = None
 
 
 class Generation:
-    """One engine request for every prompt; iterate for their pieces as they come.
+    """The choices of every prompt; iterate for their pieces as they come.
 
     Whoever makes one must see that `cancel` is called in the end, whatever happens; it does no
     harm to choices that have finished.
@@ -41,55 +66,76 @@ class Generation:
 
     def __init__(
         self,
-        engine: AsyncEngine,
+        service: Service,
         prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         *,
-        latency: Latency,
+        choices: int,
         param: str,
     ) -> None:
-        """`param`: the HTTP parameter that the prompts came in; refusals name it."""
+        """`choices`: of each prompt; `param`: the HTTP parameter that the prompts came in;
+        refusals name it.
+        """
         self.id = uuid.uuid4().hex
         self.created = int(time.time())
-        self.model = engine.model_name
-        self._engine = engine
+        self.model = service.engine.model_name
+        self.choices = choices
+        self._service = service
         self._params = params
         self._param = param
-        self._latency = latency
         self._start = time.perf_counter()
         self._handles: list[RequestHandle] = []
+        self._places = len(prompts) * choices
+        service.places.take(self._places, "n" if choices > 1 else param)
         for prompt in prompts:
             try:
-                self._handles.append(engine.submit(prompt, params))
+                self._handles += service.engine.submit_choices(prompt, params, choices)
             except RequestRejected as error:
                 self.cancel()
                 raise self._refused(error, len(prompt)) from error
-            except EngineFailed:
+            except Exception:
                 self.cancel()
                 raise
+        self._tellers = [LogprobTeller(service.texts) for _ in self._handles]
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
-        prompt = sum(handle.prompt_tokens for handle in self._handles)
+        """Tokens so far; a prompt counts once, whatever the number of its choices."""
+        first = self._handles[:: self.choices]
+        prompt = sum(handle.prompt_tokens for handle in first)
         completion = sum(handle.completion_tokens for handle in self._handles)
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(handle.cached_tokens for handle in self._handles)
+                cached_tokens=sum(handle.cached_tokens for handle in first)
             ),
         )
 
     def cancel(self) -> None:
-        """Stop all choices and free their pages."""
+        """Stop all choices, free their pages and their places."""
         for handle in self._handles:
             handle.cancel()
+        self._service.places.give(self._places)
+        self._places = 0
+
+    def chat_logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        """What a piece says of its tokens, if that was asked."""
+        if self._params.logprobs is None:
+            return None
+        return self._tellers[piece.index].chat(piece.logprobs)
+
+    def text_logprobs(self, piece: Piece) -> TextLogprobs | None:
+        """Likewise, for plain completions."""
+        if self._params.logprobs is None:
+            return None
+        return self._tellers[piece.index].text(piece.logprobs)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Pieces of all choices in the order they come; one choice's failure ends them all."""
-        arrived: asyncio.Queue[Piece | Exception] = asyncio.Queue()
+        # one piece waits here; what comes meanwhile waits in the handles, joined
+        arrived: asyncio.Queue[Piece | Exception] = asyncio.Queue(1)
         readers = [
             asyncio.create_task(self._read(index, handle, arrived))
             for index, handle in enumerate(self._handles)
@@ -97,7 +143,7 @@ class Generation:
         try:
             unfinished = len(readers)
             while unfinished:
-                piece = await arrived.get()
+                piece = await self._in_time(arrived.get())
                 if isinstance(piece, Exception):
                     raise piece
                 unfinished -= piece.reason is not None
@@ -105,44 +151,64 @@ class Generation:
         finally:
             for reader in readers:
                 reader.cancel()
-            self.cancel()
+            for handle in self._handles:
+                handle.cancel()
+
+    async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
+        limit = self._service.timeout
+        left = None if limit is None else self._start + limit - time.perf_counter()
+        try:
+            async with asyncio.timeout(left):
+                return await work
+        except TimeoutError as error:
+            raise ApiError(
+                504,
+                f"the answer took longer than the {limit:g} s that this server allows; ask for "
+                "fewer tokens",
+                code="timeout",
+            ) from error
 
     async def _read(
         self, index: int, handle: RequestHandle, arrived: asyncio.Queue[Piece | Exception]
     ) -> None:
-        waiting = True
+        waiting, latency = True, self._service.latency
         try:
             async for delta in handle:
-                if delta.finish_reason == "abort":
+                reason = delta.finish_reason
+                if reason == "abort" or reason == "error":  # the latter never: its handle raises
                     raise EngineFailed("it is stopping")
-                assert delta.finish_reason != "error"  # its handle raises
                 seconds = time.perf_counter() - self._start
                 if waiting and delta.token_ids:
-                    self._latency.first_token.observe(seconds)
+                    latency.first_token.observe(seconds)
                     waiting = False
-                if delta.finish_reason is not None:
-                    self._latency.whole.observe(seconds)
-                arrived.put_nowait(Piece(index, delta.text, delta.finish_reason))
+                if reason is not None:
+                    latency.whole.observe(seconds)
+                await arrived.put(Piece(index, delta.text, reason, delta.logprobs))
         except RequestRejected as error:  # the cache became smaller after it was submitted
-            arrived.put_nowait(self._refused(error, handle.prompt_tokens))
+            await arrived.put(self._refused(error, handle.prompt_tokens))
         except Exception as error:  # for the one who iterates, not for this task
-            arrived.put_nowait(error)
+            await arrived.put(error)
 
     def _refused(self, error: RequestRejected, prompt_tokens: int) -> ApiError:
-        room = self._engine.max_model_len - prompt_tokens
+        room = self._service.engine.max_model_len - prompt_tokens
         code = "context_length_exceeded" if (self._params.max_tokens or 1) > room else None
         at_fault = "max_tokens" if code and room > 0 else self._param
         return ApiError(400, str(error), param=at_fault, code=code)
 
-    async def collect(self) -> list[tuple[str, Reason]]:
-        """The whole text of every choice, and why it ended."""
-        texts: list[list[str]] = [[] for _ in self._handles]
-        reasons: dict[int, Reason] = {}
+    async def collect(self) -> list[Piece]:
+        """Every choice whole."""
+        pieces: list[list[Piece]] = [[] for _ in self._handles]
         async for piece in self:
-            texts[piece.index].append(piece.text)
-            if piece.reason is not None:
-                reasons[piece.index] = piece.reason
-        return [("".join(text), reasons[index]) for index, text in enumerate(texts)]
+            pieces[piece.index].append(piece)
+        return [
+            Piece(
+                index,
+                "".join(piece.text for piece in found),
+                found[-1].reason,
+                tuple(each for piece in found for each in piece.logprobs),
+            )
+            for index, found in enumerate(pieces)
+        ]
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -1,27 +1,38 @@
-"""GET /health, for load balancers and start-up scripts."""
+"""GET /health and /ready, for load balancers and start-up scripts."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
 from kvq_cli.engine.params import EngineFailed
 from kvq_cli.server import errors
+from kvq_cli.server.errors import ApiError
+from kvq_cli.server.generation import Service
 
-if TYPE_CHECKING:
-    from kvq_cli.engine.async_engine import AsyncEngine
 
-
-def routes(engine: AsyncEngine) -> APIRouter:
-    """The route, for one engine."""
+def routes(service: Service) -> APIRouter:
+    """The routes, for one engine."""
     router = APIRouter(tags=["operation"])
+    engine = service.engine
+
+    def require_healthy() -> None:
+        if not engine.healthy:
+            raise EngineFailed(engine.failure or "it is not running")
 
     @router.get("/health", responses={503: errors.ANSWERS[503]})
     async def health() -> dict[str, str]:
         """200 while requests are served, else 503 with the reason."""
-        if not engine.healthy:
-            raise EngineFailed(engine.failure or "it is not running")
+        require_healthy()
         return {"status": "ok"}
+
+    @router.get("/ready", responses={503: errors.ANSWERS[503]})
+    async def ready() -> dict[str, str]:
+        """200 while a new request would be computed at once or soon, else 503 with the reason."""
+        require_healthy()
+        if service.places.closed:
+            raise ApiError(503, "the server is stopping", code="stopping")
+        if engine.state == "rebuilding":
+            raise ApiError(503, "the cache is being rebuilt", code="rebuilding")
+        return {"status": "ready"}
 
     return router

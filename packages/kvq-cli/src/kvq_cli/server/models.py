@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 
 from kvq_cli.server import errors
-from kvq_cli.server.protocol import Model, ModelList
+from kvq_cli.server.answers import Model, ModelList
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine

@@ -1,19 +1,22 @@
-"""OpenAI's request and response objects, as far as this server speaks them."""
+"""OpenAI's request objects, as far as this server speaks them."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvq_cli.engine.params import SamplingParams
+from kvq_cli.engine.params import MOST_LOGPROBS, SamplingParams
 from kvq_cli.server.fields import Body, Expected, Ignored, Only, Text
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+MOST_CHOICES = 128  # of one prompt
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[Text, Field(min_length=1)]
 Stop = Annotated[
@@ -27,6 +30,19 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[Any, Only(False)] = None
+
+
+# Parameters that the engine knows by the same name.
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+)
 
 
 class GenerationRequest(Body):
@@ -44,10 +60,13 @@ class GenerationRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    n: Annotated[Any, Only(1)] = None
-    frequency_penalty: Annotated[Any, Only(0)] = None
-    presence_penalty: Annotated[Any, Only(0)] = None
-    repetition_penalty: Annotated[Any, Only(1)] = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES, description="answers to each prompt")] | None = (
+        None
+    )
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+
     logit_bias: Annotated[Any, Only({})] = None
     user: Ignored = None
     metadata: Ignored = None
@@ -71,16 +90,19 @@ class GenerationRequest(Body):
         """Whether a stream ends with a chunk that counts tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def _sampling(self, max_tokens: int | None) -> SamplingParams:
+    @property
+    def choices(self) -> int:
+        """Answers to each prompt."""
+        return self.n or 1
+
+    def _sampling(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         given: dict[str, Any] = {
-            name: value
-            for name in ("temperature", "top_p", "min_p", "seed", "ignore_eos")
-            if (value := getattr(self, name)) is not None
+            name: value for name in SAMPLING if (value := getattr(self, name)) is not None
         }
         if self.top_k is not None:
             given["top_k"] = max(0, self.top_k)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        return SamplingParams(max_tokens=max_tokens, stop=stop, **given)
+        return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **given)
 
 
 class TextPart(Body):
@@ -131,8 +153,9 @@ class ChatRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
 
-    logprobs: Annotated[Any, Only(False)] = None
-    top_logprobs: Annotated[Any, Only(0)] = None
+    logprobs: bool | None = None
+    top_logprobs: TopCount | None = None
+
     response_format: Annotated[Any, Only({"type": "text"})] = None
     tools: Annotated[Any, Only([])] = None
     tool_choice: Annotated[Any, Only("none", "auto")] = None
@@ -157,9 +180,20 @@ class ChatRequest(GenerationRequest):
             )
         return self
 
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError(
+                "invalid_parameter",
+                "is only allowed when logprobs is true",
+                {"param": "top_logprobs"},
+            )
+        return self
+
     def sampling(self) -> SamplingParams:
         """The engine's words for it; without a limit, as much as the context allows."""
-        return self._sampling(self.max_completion_tokens or self.max_tokens)
+        top = (self.top_logprobs or 0) if self.logprobs else None
+        return self._sampling(self.max_completion_tokens or self.max_tokens, top)
 
 
 class CompletionRequest(GenerationRequest):
@@ -173,9 +207,10 @@ class CompletionRequest(GenerationRequest):
         Expected("a string, a list of strings, a list of token ids or a list of such lists"),
     ]
 
+    logprobs: TopCount | None = None
+
     best_of: Annotated[Any, Only(1)] = None
     echo: Annotated[Any, Only(False)] = None
-    logprobs: Annotated[Any, Only()] = None
     suffix: Annotated[Any, Only("")] = None
 
     @property
@@ -189,104 +224,4 @@ class CompletionRequest(GenerationRequest):
 
     def sampling(self) -> SamplingParams:
         """The engine's words for it."""
-        return self._sampling(self.max_tokens or COMPLETION_MAX_TOKENS)
-
-
-# ---- answers ------------------------------------------------------------------------------------
-
-Reason = Literal["stop", "length"]
-
-
-class PromptTokensDetails(BaseModel):
-    """What of the prompt was not computed."""
-
-    cached_tokens: int
-
-
-class Usage(BaseModel):
-    """Tokens of one HTTP request, all its choices together."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class AssistantMessage(BaseModel):
-    """What the model says."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(BaseModel):
-    """One answer."""
-
-    index: int
-    message: AssistantMessage
-    logprobs: None = None
-    finish_reason: Reason
-
-
-class ChatCompletion(BaseModel):
-    """Answer of POST /v1/chat/completions."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class TextChoice(BaseModel):
-    """One continuation of one prompt, or in a stream a piece of it."""
-
-    index: int
-    text: str
-    logprobs: None = None
-    finish_reason: Reason | None
-
-
-class Completion(BaseModel):
-    """Answer of POST /v1/completions."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
-    choices: list[TextChoice]
-    usage: Usage
-
-
-class Model(BaseModel):
-    """A model that requests may name."""
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "kvq"
-    max_model_len: int
-
-
-class ModelList(BaseModel):
-    """Answer of GET /v1/models."""
-
-    object: Literal["list"] = "list"
-    data: list[Model]
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong and where."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """Every answer that is not a success."""
-
-    error: ErrorDetail
+        return self._sampling(self.max_tokens or COMPLETION_MAX_TOKENS, self.logprobs)

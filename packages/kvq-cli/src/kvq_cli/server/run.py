@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -12,22 +14,34 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from kvq_cli.server.app import create_app
+from kvq_cli.server.limits import HttpOptions
+from kvq_cli.server.places import Places
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
 
 # How long open connections may take to hear of the end; their requests have ended by then.
 LINGER_SECONDS = 5
+# How long requests may go on after SIGTERM; what manages processes often kills after 30 s.
+DRAIN_SECONDS = 20.0
 
 
-def serve(engine: AsyncEngine, listener: socket.socket, ready: Callable[[], None]) -> None:
+def serve(
+    engine: AsyncEngine,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    options: HttpOptions | None = None,
+) -> None:
     """Serve on a bound socket until SIGINT (returns) or SIGTERM (ends the process).
 
-    Requests in flight end with an error that says so, once the engine's current step is done; a
-    second signal does not wait for that. `ready` is called once connections are accepted.
+    After SIGTERM requests in flight have a while to finish and new ones are refused; after that,
+    and at once after SIGINT, they end with an error that says so, once the engine's current step
+    is done. A second signal does not wait for that. `ready` is called once connections are
+    accepted.
     """
+    app = create_app(engine, options)
     config = uvicorn.Config(
-        create_app(engine),
+        app,
         log_level="warning",
         access_log=False,
         ws="none",
@@ -35,23 +49,30 @@ def serve(engine: AsyncEngine, listener: socket.socket, ready: Callable[[], None
     )
     # uvicorn raises the signal again after a clean end
     with contextlib.suppress(KeyboardInterrupt):
-        _Server(config, engine, ready).run(sockets=[listener])
+        _Server(config, engine, app.state.places, ready).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):
     """Says when it is up, and ends the engine's requests before it waits for connections."""
 
     def __init__(
-        self, config: uvicorn.Config, engine: AsyncEngine, ready: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        engine: AsyncEngine,
+        places: Places,
+        ready: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._engine = engine
+        self._places = places
+        self._drains = False
         self._ready = ready
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
+        self._drains = sig == signal.SIGTERM
         super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -59,5 +80,9 @@ class _Server(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._places.closed = True
+        end = time.monotonic() + (DRAIN_SECONDS if self._drains else 0)
+        while self._places.taken and self._engine.healthy and time.monotonic() < end:
+            await asyncio.sleep(0.05)
         await self._engine.stop()
         await super().shutdown(sockets)

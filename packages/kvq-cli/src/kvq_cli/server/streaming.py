@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvq_cli.server.errors import as_api_error
 from kvq_cli.server.generation import Generation, while_connected
 
+logger = logging.getLogger(__name__)
+
 Json = Mapping[str, Any]
+
+# What a client does not read is kept for it, and so is its place, but not for ever.
+STALLED_SECONDS = 60.0
 
 
 class EventStream(StreamingResponse):
@@ -33,9 +41,23 @@ class EventStream(StreamingResponse):
         # depends on the versions of the server and of its protocol
         try:
             with contextlib.suppress(ClientDisconnect, OSError):
-                await while_connected(receive, self.stream_response(send))
+                await while_connected(receive, self.stream_response(_impatient(send)))
         finally:
             self._generation.cancel()
+
+
+def _impatient(send: Send) -> Send:
+    """`send`, for which a client that reads nothing for long has left."""
+
+    async def sent(message: Message) -> None:
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                await send(message)
+        except TimeoutError:
+            logger.warning("a client read nothing for %g s; its request ends", STALLED_SECONDS)
+            raise ClientDisconnect from None
+
+    return sent
 
 
 async def _events(objects: AsyncIterable[Json]) -> AsyncIterator[str]:
@@ -65,9 +87,16 @@ class Chunks:
         }
         self._include_usage = include_usage
 
-    def chunk(self, index: int, reason: str | None = None, **content: Any) -> Json:
+    def chunk(
+        self,
+        index: int,
+        reason: str | None = None,
+        logprobs: BaseModel | None = None,
+        **content: Any,
+    ) -> Json:
         """A piece of one choice."""
-        choice = {"index": index, **content, "logprobs": None, "finish_reason": reason}
+        told = logprobs and logprobs.model_dump()
+        choice = {"index": index, **content, "logprobs": told, "finish_reason": reason}
         usage = {"usage": None} if self._include_usage else {}
         return {**self._common, "choices": [choice], **usage}
 
