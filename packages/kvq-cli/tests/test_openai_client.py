@@ -1,0 +1,155 @@
+"""OpenAI's client of a real engine over a random model, held against transformers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+import torch
+from http_server import client_of, serving, wait_for
+from tiny_models import Letters, llama, make_async_engine, make_engine, random_prompt
+
+from kvq_cli.engine.engine import Engine
+
+PROMPT = random_prompt(17)
+ENDLESS = {"ignore_eos": True}
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return make_engine(llama(), attention_backend="reference", num_pages=96)
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[openai.OpenAI]:
+    with serving(make_async_engine(engine)) as url, client_of(url) as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, prompt: list[int] = PROMPT, **options: Any) -> Any:
+    given = {"max_tokens": 16, "temperature": 0, "extra_body": ENDLESS, **options}
+    return client.completions.create(model="tiny", prompt=prompt, **given)
+
+
+def text_of(stream: Any) -> str:
+    return "".join(chunk.choices[0].text for chunk in stream)
+
+
+def pages_used(engine: Engine) -> int:
+    return sum(tier.pages_used for tier in engine.stats().tiers)
+
+
+def test_logprobs_are_those_of_transformers_forward(client: openai.OpenAI) -> None:
+    choice = ask(client, logprobs=5).choices[0]
+    answer = Letters().encode(choice.text)
+    model = llama()
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *answer]])).logits[0, len(PROMPT) - 1 : -1]
+    want = logits.log_softmax(-1)
+    told = choice.logprobs
+    assert told.tokens == list(choice.text)
+    assert told.text_offset == list(range(16))
+    own = want[torch.arange(16), answer]
+    assert told.token_logprobs == pytest.approx(own.tolist(), abs=1e-4)  # sums of float32
+    for row, top in zip(want, told.top_logprobs, strict=True):
+        values, tokens = row.topk(5)
+        named = dict(zip(map(Letters().decode, tokens[:, None]), values.tolist(), strict=True))
+        assert top == pytest.approx(named, abs=1e-4)
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_a_repetition_penalty_gives_transformers_own_tokens(
+    client: openai.OpenAI, penalty: float
+) -> None:
+    got = ask(client, max_tokens=40, extra_body={**ENDLESS, "repetition_penalty": penalty})
+    ids = torch.tensor([PROMPT])
+    want = llama().generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=40,
+        do_sample=False,
+        repetition_penalty=penalty,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    assert Letters().encode(got.choices[0].text) == want[0, len(PROMPT) :].tolist()
+    assert got.choices[0].text != ask(client, max_tokens=40).choices[0].text
+
+
+def test_a_seed_gives_the_same_answers_again_alone_and_in_any_company(
+    client: openai.OpenAI,
+) -> None:
+    def drawn(seed: int, **options: Any) -> list[str]:
+        answer = ask(client, temperature=1.2, top_p=0.9, seed=seed, max_tokens=24, **options)
+        return [choice.text for choice in answer.choices]
+
+    alone = [drawn(seed, n=3) for seed in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda seed: drawn(seed % 4, n=3), range(8)))
+    assert together == alone * 2
+    assert len({text for texts in alone for text in texts}) == 12
+    assert drawn(2) == alone[2][:1]
+
+
+def test_stop_strings_end_a_stream_before_they_show(client: openai.OpenAI) -> None:
+    whole = ask(client, max_tokens=40).choices[0].text
+    stop = whole[20:22]
+    stream = list(ask(client, max_tokens=40, stop=[stop, "never said"], stream=True))
+    assert text_of(stream) == whole[: whole.index(stop)]
+    assert stream[-1].choices[0].finish_reason == "stop"
+
+
+def test_an_exception_in_a_kernel_is_that_requests_500_and_no_other_notices(
+    client: openai.OpenAI, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, forward = random_prompt(9, 5), engine.runner.forward
+
+    def broken(step: Any) -> torch.Tensor:
+        for request, _ in step.work:
+            if request.tokens[:9] == bad and request.completion_tokens == 4:
+                raise RuntimeError("Triton Error: injected")
+        return forward(step)
+
+    engine.runner.forward = broken  # type: ignore[method-assign]
+    want = ask(client, max_tokens=60).choices[0].text
+    with ThreadPoolExecutor(2) as pool:
+        streams = [
+            pool.submit(lambda: text_of(ask(client, max_tokens=60, stream=True))) for _ in range(2)
+        ]
+        with pytest.raises(openai.InternalServerError, match="Triton Error: injected") as caught:
+            ask(client, bad)
+        assert (caught.value.status_code, caught.value.code) == (500, "request_failed")
+        with pytest.raises(openai.APIError, match="Triton Error: injected"):
+            text_of(ask(client, bad, stream=True))
+        assert [stream.result(60) for stream in streams] == [want] * 2
+    assert ask(client, max_tokens=60).choices[0].text == want
+    assert "Triton Error: injected" in caplog.text
+    assert pages_used(engine) == 0
+
+
+def test_sixty_four_streams_at_once_and_those_that_leave_give_their_pages_back(
+    client: openai.OpenAI, engine: Engine
+) -> None:
+    prompts = [random_prompt(5 + n % 20, n) for n in range(64)]
+    alone = [ask(client, prompt, max_tokens=12).choices[0].text for prompt in prompts]
+
+    def stream(n: int) -> str | None:
+        chunks = ask(client, prompts[n], max_tokens=200 if n % 4 == 3 else 12, stream=True)
+        if n % 4 == 3:  # the client leaves
+            for _, _chunk in zip(range(n % 3), chunks, strict=False):
+                pass
+            chunks.close()
+            return None
+        return text_of(chunks)
+
+    order = random.Random(0).sample(range(64), 64)
+    with ThreadPoolExecutor(64) as pool:
+        texts = dict(zip(order, pool.map(stream, order), strict=True))
+    assert [texts[n] for n in range(64)] == [None if n % 4 == 3 else alone[n] for n in range(64)]
+    wait_for(lambda: not engine.has_work)
+    assert pages_used(engine) == 0
+    engine.cache.space.check_integrity()
