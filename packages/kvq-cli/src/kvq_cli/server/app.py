@@ -40,11 +40,14 @@ def create_app(engine: AsyncEngine, options: HttpOptions | None = None) -> FastA
             await engine.stop()
 
     registry = CollectorRegistry()
-    registry.register(metrics.EngineCollector(engine))
+    latency = Latency(registry)
+    counters = metrics.EngineCollector(engine)
+    registry.register(counters)
+    registry.register(metrics.VllmNames(engine.model_name, [counters, *latency.collectors]))
     places = Places(engine.max_running_requests, options.max_queued_requests)
     service = Service(
         engine,
-        Latency(registry),
+        latency,
         places,
         TokenTexts(engine.tokenizer),
         options.request_timeout,

@@ -171,16 +171,20 @@ class Generation:
     async def _read(
         self, index: int, handle: RequestHandle, arrived: asyncio.Queue[Piece | Exception]
     ) -> None:
-        waiting, latency = True, self._service.latency
+        latency, previous = self._service.latency, 0.0
         try:
             async for delta in handle:
                 reason = delta.finish_reason
                 if reason == "abort" or reason == "error":  # the latter never: its handle raises
                     raise EngineFailed("it is stopping")
                 seconds = time.perf_counter() - self._start
-                if waiting and delta.token_ids:
+                fresh = len(delta.token_ids)
+                if fresh and not previous:
                     latency.first_token.observe(seconds)
-                    waiting = False
+                    fresh, previous = fresh - 1, seconds
+                for _ in range(fresh):  # those that came together share the time
+                    latency.next_token.observe((seconds - previous) / fresh)
+                previous = seconds if fresh else previous
                 if reason is not None:
                     latency.whole.observe(seconds)
                 await arrived.put(Piece(index, delta.text, reason, delta.logprobs))

@@ -1,20 +1,41 @@
 """GET /metrics: the engine's counters as Prometheus reads them.
 
-What vLLM measures too has vLLM's name under our prefix.
+What vLLM measures too has vLLM's name under our prefix, and a second time under vLLM's own, so that
+dashboards made for it show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, get_args
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvq_cli.engine.params import FinishReason
+
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
+
+
+# Under these names kvq and vLLM count the same thing.
+SHARED = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_preemptions",
+    "prompt_tokens",
+    "generation_tokens",
+    "request_success",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+)
+OURS, THEIRS = "kvq_", "vllm:"
 
 
 class EngineCollector(Collector):
@@ -39,10 +60,15 @@ class EngineCollector(Collector):
             "kvq_generation_tokens", "Tokens generated.", stats.generation_tokens_total
         )
         yield CounterMetricFamily("kvq_steps", "Steps computed.", stats.steps_total)
+        yield CounterMetricFamily(
+            "kvq_num_preemptions",
+            "Times that a request gave its pages back, to be computed again later.",
+            stats.preemptions_total,
+        )
         finished = CounterMetricFamily(
             "kvq_request_success", "Requests ended, by reason.", labels=["finished_reason"]
         )
-        for reason in ("stop", "length", "abort"):
+        for reason in get_args(FinishReason):
             finished.add_metric([reason], stats.requests_finished_total.get(reason, 0))
         yield finished
         pages = GaugeMetricFamily("kvq_pages", "Pages of the cache.", labels=["tier", "state"])
@@ -51,6 +77,20 @@ class EngineCollector(Collector):
             pages.add_metric([tier.name, "cached"], tier.pages_cached)
             pages.add_metric([tier.name, "used"], tier.pages_used)
         yield pages
+        yield GaugeMetricFamily(
+            "kvq_kv_cache_usage_perc",
+            "Share of the pages that requests use, in the tier where it is the largest; 1 is all.",
+            max((tier.pages_used / tier.pages_total for tier in stats.tiers), default=0.0),
+        )
+        nbytes = GaugeMetricFamily("kvq_cache_bytes", "Bytes of the cache.", labels=["tier"])
+        for tier in stats.tiers:
+            nbytes.add_metric([tier.name], tier.nbytes)
+        yield nbytes
+        yield CounterMetricFamily(
+            "kvq_prefix_cache_evicted_pages",
+            "Pages of the prefix cache that were given up for others.",
+            stats.prefix.evicted_pages,
+        )
         yield CounterMetricFamily(
             "kvq_prefix_cache_queries",
             "Tokens looked up in the prefix cache.",
@@ -69,6 +109,41 @@ class EngineCollector(Collector):
             "Bytes of keys and values of one token in the tiers that grow.",
             summary.bytes_per_token,
         )
+        yield GaugeMetricFamily(
+            "kvq_cache_bf16_bytes_per_token",
+            "What the same token would take as bf16.",
+            summary.bf16_bytes_per_token,
+        )
+        info = {"kv_cache_dtype": summary.cache_dtype, "model_name": summary.model_name}
+        cache = GaugeMetricFamily("kvq_cache_info", "How the cache is stored.", labels=[*info])
+        cache.add_metric([*info.values()], 1)
+        yield cache
+
+
+class VllmNames(Collector):
+    """What other collectors have that vLLM counts too, named as vLLM names it."""
+
+    def __init__(self, model_name: str, sources: Sequence[Collector]) -> None:
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._sources = sources
+
+    def collect(self) -> Iterator[Metric]:
+        """The same samples under other names."""
+        for source in self._sources:
+            for metric in source.collect():
+                name = metric.name.removeprefix(OURS)
+                if name not in SHARED:
+                    continue
+                theirs = Metric(THEIRS + name, metric.documentation, metric.type)
+                theirs.samples = [
+                    sample._replace(
+                        name=THEIRS + sample.name.removeprefix(OURS),
+                        labels=self._labels | sample.labels,
+                    )
+                    for sample in metric.samples
+                    if not sample.name.endswith("_created")
+                ]
+                yield theirs
 
 
 def routes(registry: CollectorRegistry) -> APIRouter:
