@@ -92,7 +92,7 @@ def refused(answer, status, *, param=None, code=None):
         ({"n": True}, "n", "integer"),
         ({"frequency_penalty": 2.1}, "frequency_penalty", "got 2.1"),
         ({"presence_penalty": "1"}, "presence_penalty", "number"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "0.01"),
         ({"logprobs": 3}, "logprobs", "boolean"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "got 21"),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs is true"),
@@ -334,5 +334,6 @@ def test_the_openapi_document_describes_every_route():
         "/ready",
         "/metrics",
     }
+    assert "422" not in json.dumps(document) and "HTTPValidationError" not in json.dumps(document)
     prompt = document["components"]["schemas"]["CompletionRequest"]["properties"]["prompt"]
     assert {kind["type"] for kind in prompt["anyOf"]} == {"string", "array"}

@@ -81,10 +81,10 @@ class SamplingParams:
                 for name in ("presence_penalty", "frequency_penalty")
             ),
             (
-                0.0 < self.repetition_penalty <= 100.0,
+                0.01 <= self.repetition_penalty <= 100.0,  # scores stay finite
                 "repetition_penalty",
                 self.repetition_penalty,
-                "above 0, at most 100",
+                "0.01 to 100",
             ),
             (
                 self.logprobs is None or 0 <= self.logprobs <= MOST_LOGPROBS,

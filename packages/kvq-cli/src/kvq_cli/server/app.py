@@ -54,7 +54,12 @@ def create_app(engine: AsyncEngine, options: HttpOptions | None = None) -> FastA
     )
     # the pages that FastAPI would add load their scripts from elsewhere; /openapi.json stays
     app = FastAPI(
-        title="kvq", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
+        title="kvq",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        responses=errors.KEYED_ANSWERS if options.api_key is not None else None,
     )
     app.state.places = places
     app.include_router(chat.routes(service))
@@ -64,6 +69,7 @@ def create_app(engine: AsyncEngine, options: HttpOptions | None = None) -> FastA
     app.include_router(kv.routes(engine))
     app.include_router(metrics.routes(registry))
     errors.install(app)
+    errors.describe(app)
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes)
     if options.api_key is not None:
         app.add_middleware(KeyCheck, key=options.api_key)  # the last one is asked first

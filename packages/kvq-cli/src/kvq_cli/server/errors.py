@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 # For the OpenAPI document: these answers have one shape on every route.
 ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "the request is wrong"},
-    401: {"model": ErrorBody, "description": "the API key is missing or wrong"},
     404: {"model": ErrorBody, "description": "no such model"},
     408: {"model": ErrorBody, "description": "the body did not come in time"},
     413: {"model": ErrorBody, "description": "the body is too large"},
@@ -30,9 +29,14 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorBody, "description": "the engine cannot serve"},
     504: {"model": ErrorBody, "description": "it took longer than the server allows"},
 }
+KEYED_ANSWERS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorBody, "description": "the API key is missing or wrong"}
+}
 REBUILD_ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "it cannot be done; nothing was touched"},
+    408: ANSWERS[408],
     409: {"model": ErrorBody, "description": "another rebuild runs"},
+    413: ANSWERS[413],
     500: {"model": ErrorBody, "description": "it went wrong; the old cache is back and serves on"},
     503: ANSWERS[503],
 }
@@ -130,6 +134,23 @@ def install(app: FastAPI) -> None:
         Exception,
     ):
         app.add_exception_handler(kind, known)
+
+
+def describe(app: FastAPI) -> None:
+    """Make `app`'s OpenAPI document say what it answers: what FastAPI answers with 422 is 400."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = make()
+            for operations in document["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+            for theirs in ("HTTPValidationError", "ValidationError"):
+                document["components"]["schemas"].pop(theirs, None)
+        return make()
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to change it
 
 
 def answer(error: ApiError) -> Response:

@@ -65,7 +65,7 @@ class GenerationRequest(Body):
     )
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
 
     logit_bias: Annotated[Any, Only({})] = None
     user: Ignored = None
