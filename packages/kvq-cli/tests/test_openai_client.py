@@ -20,7 +20,7 @@ ENDLESS = {"ignore_eos": True}
 
 
 @pytest.fixture
-def engine() -> Engine:
+def engine(one_thread: None) -> Engine:
     return make_engine(llama(), attention_backend="reference", num_pages=96)
 
 

@@ -15,6 +15,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import status_code_conformance
 from tiny_models import VOCABULARY, llama, make_async_engine, make_engine
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 OPERATIONS = [
     "GET /health",
     "GET /metrics",

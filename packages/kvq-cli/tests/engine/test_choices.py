@@ -5,6 +5,8 @@ from tiny_models import gemma, generate, greedy, llama, make_engine, random_prom
 
 from kvq_cli.engine.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = random_prompt(22)
 NAMES = ["a", "b", "c", "d"]
 

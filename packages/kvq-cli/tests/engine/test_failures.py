@@ -16,6 +16,8 @@ from tiny_models import (
 
 from kvq_cli.engine.params import EngineFailed, RequestFailed
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GOOD, BAD = random_prompt(9), random_prompt(11)
 WANT = 12
 

@@ -148,7 +148,7 @@ class Scheduler:
         ]
         owed = sum(goal - pages.num_computed for pages, goal in promised)
         free = [self.space.num_free(tier.name) for tier in self.space.plan.tiers]
-        state = request, owed, free
+        state = request.arrival, owed, free
         if state == self._refused:
             return None  # hashing a long prompt in every step would tell nothing new
         hit = self.space.lookup(request.tokens)
