@@ -131,6 +131,34 @@ def test_an_exception_in_a_kernel_is_that_requests_500_and_no_other_notices(
     assert pages_used(engine) == 0
 
 
+def test_f29_a_prompt_beyond_the_pool_is_refused_at_once_with_both_numbers(
+    client: openai.OpenAI, engine: Engine
+) -> None:
+    """A kind of admission: what can never fit waits for ever, with an answer of status 200."""
+    for stream in (False, True):
+        for options in ({"prompt": random_prompt(300)}, {"max_tokens": 300}):
+            with pytest.raises(openai.BadRequestError, match=r"\b300\b.* 256 tokens") as caught:
+                ask(client, stream=stream, **options)
+            assert caught.value.code == "context_length_exceeded"
+    assert not engine.has_work
+
+
+def test_f45_a_conversation_finds_its_prefix_whatever_is_asked_on_the_side(
+    client: openai.OpenAI,
+) -> None:
+    """A kind of prefix cache: a short side call drains what the next turns would have found."""
+    talks = {seed: random_prompt(30, seed) for seed in (1, 2)}
+    for turn in range(3):
+        for seed, talk in talks.items():
+            answer = ask(client, talk, max_tokens=6)
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            # all but what the user adds and the last token of an answer, which was not computed
+            assert cached == (len(talk) - 6 if turn else 0)
+            added = Letters().encode(answer.choices[0].text) + random_prompt(5, turn)
+            talks[seed] = talk + added
+            ask(client, random_prompt(8, 10 * turn + seed), max_tokens=2)  # the side call
+
+
 def test_sixty_four_streams_at_once_and_those_that_leave_give_their_pages_back(
     client: openai.OpenAI, engine: Engine
 ) -> None:

@@ -69,6 +69,7 @@ def test_stats_show_what_the_status_has(url):
     for words in (
         "ready",
         "9,360 bytes, 40.6% of bf16's 23,040",
+        "k q8_0 0, 2-4; v q4_0 0, 2-4",
         "1,600 tokens in 14.3 MiB",
         "100: 96 free, 4 cached, 0 used; 99,840 bytes each",
         "7: 7 free, 0 cached, 0 used; 49,920 bytes each, window 32",

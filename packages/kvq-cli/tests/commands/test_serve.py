@@ -159,6 +159,24 @@ def test_what_http_options_cannot_be_is_said_before_the_model_loads(start):
     assert len(process.said.splitlines()) == 1
 
 
+def test_whatever_is_asked_it_says_nothing_more_until_it_ends(start):
+    """Requests, refusals and clients that leave fill no log."""
+    process = start("demo")
+    with client_of(process.url) as client:
+        for n in range(20):
+            client.completions.create(model="it's a model", prompt="a", max_tokens=1 + n)
+            with pytest.raises(openai.BadRequestError):
+                client.completions.create(model="it's a model", prompt="a", max_tokens=-1)
+            with pytest.raises(openai.NotFoundError):
+                client.completions.create(model="no model", prompt="a")
+            client.completions.create(
+                model="it's a model", prompt="a", max_tokens=900, stream=True
+            ).close()
+        httpx.post(f"{process.url}/v1/completions", content=b"{", headers={"a": "b"})
+    assert process.interrupt() == 0
+    assert process.said.partition("curl ")[2].splitlines()[1:] == ["stopped"]
+
+
 def test_a_second_ctrl_c_waits_for_nothing(start):
     process = start("stubborn")
     assert process.url

@@ -25,6 +25,7 @@ from kvq_cli.engine.params import (
     RequestFailed,
     RequestRejected,
     SamplingParams,
+    Stored,
     TierStats,
     TokenLogprobs,
 )
@@ -265,8 +266,17 @@ class ScriptedEngine:
             running=len(self.live),
             waiting=0,
             tiers=(
-                TierStats("full", None, 99840, 10083840, TOTAL_PAGES, TOTAL_PAGES - used - 4, 4),
-                TierStats("window", 32, 49920, 399360, 7, 7, 0),
+                TierStats(
+                    "full",
+                    None,
+                    99840,
+                    10083840,
+                    TOTAL_PAGES,
+                    TOTAL_PAGES - used - 4,
+                    4,
+                    (Stored("k", "q8_0", (0, 2, 3, 4)), Stored("v", "q4_0", (0, 2, 3, 4))),
+                ),
+                TierStats("window", 32, 49920, 399360, 7, 7, 0, (Stored("k", "q8_0", (1,)),)),
             ),
             prefix=PrefixStats(3, 30, 12, 6),
             prompt_tokens_total=sum(h.prompt_tokens for h in self.submitted),

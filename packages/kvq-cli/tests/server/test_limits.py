@@ -124,6 +124,8 @@ def test_beyond_the_queue_requests_are_refused_with_a_time():
         streams.append(client.completions.create(**BODY, stream=True))
         with pytest.raises(openai.RateLimitError):  # a stream is refused before it begins
             client.completions.create(**BODY, stream=True)
+        next(iter(streams[1]))  # nobody who runs was disturbed
+        assert len(engine.live) == 5
         streams[0].close()
         wait_for(lambda: len(engine.live) == 4)
         assert client.completions.create(**BODY, max_tokens=1).choices[0].text

@@ -30,6 +30,7 @@ def status(url: str, found: Json) -> Panel:
             *_checked(found["attention_check"]),
             *_routes(found["extend_routes"]),
             ("weights", found["weights"]),
+            *((f"layers, {tier['name']}", _stored(tier["stored"])) for tier in found["tiers"]),
             *((f"pages, {tier['name']}", _pages(tier)) for tier in found["tiers"]),
             ("prefix cache", _prefix(found["prefix_cache"])),
             ("requests", "{running:,} running, {waiting:,} waiting".format(**found["requests"])),
@@ -89,6 +90,18 @@ def _routes(launches: Json) -> list[tuple[str, str]]:
 
 def _arrow(before: str, after: str) -> str:
     return before if before == after else f"{before} → {after}"
+
+
+def _stored(stored: list[Json]) -> str:
+    """`k q8_0 0-5, 7; v …`: neighbouring layers as a range."""
+    return "; ".join(f"{s['name']} {s['codec']} {_ranges(s['layers'])}" for s in stored)
+
+
+def _ranges(layers: list[int]) -> str:
+    starts = [n for n in layers if n - 1 not in layers]
+    ends = [n for n in layers if n + 1 not in layers]
+    pairs = zip(sorted(starts), sorted(ends), strict=True)
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
 
 
 def _pages(tier: Json) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvq_attention.support import Choice
-from kvq_cli.engine.params import AttentionCheck, TierStats
+from kvq_cli.engine.params import AttentionCheck, Stored, TierStats
 from kvq_cli.engine.request import Request
 from kvq_pools import (
     CacheSpace,
@@ -108,6 +108,7 @@ class LiveCache:
                 pages_total=tier.pages(num_pages),
                 pages_free=self.space.num_free(tier.name) - self.space.num_evictable(tier.name),
                 pages_cached=self.space.num_evictable(tier.name),
+                stored=tuple(Stored(s.name, s.spec.name, s.layers) for s in tier.slabs),
             )
             for tier in plan.tiers
             if tier.scope != "step"  # nobody owns its pages

@@ -199,6 +199,22 @@ class RebuildReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """What some layers store in a tier, and how.
+
+    Attributes
+    ----------
+    name : k, v
+    codec : its format
+    layers : of the model
+    """
+
+    name: str
+    codec: str
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TierStats:
     """One tier of the pool now.
 
@@ -209,6 +225,7 @@ class TierStats:
     nbytes : bytes of all pages, the padding page included
     pages_free : pages that hold nothing
     pages_cached : pages of the prefix cache that no request runs on; they are given up when needed
+    stored : what its pages hold of which layers
     """
 
     name: str
@@ -218,6 +235,7 @@ class TierStats:
     pages_total: int
     pages_free: int
     pages_cached: int
+    stored: tuple[Stored, ...] = ()
 
     @property
     def pages_used(self) -> int:

@@ -112,6 +112,14 @@ class Pages(BaseModel):
     used: Annotated[int, Field(description="of running requests")]
 
 
+class StoredStatus(BaseModel):
+    """What some layers store, and how."""
+
+    name: Annotated[str, Field(description="k, v")]
+    codec: str
+    layers: list[int]
+
+
 class TierStatus(BaseModel):
     """One tier of the cache."""
 
@@ -120,6 +128,7 @@ class TierStatus(BaseModel):
     page_bytes: int
     bytes: Annotated[int, Field(description="of all pages and the padding page")]
     pages: Pages
+    stored: Annotated[list[StoredStatus], Field(description="every layer and its format")]
 
     @classmethod
     def of(cls, tier: TierStats) -> TierStatus:
@@ -135,6 +144,7 @@ class TierStatus(BaseModel):
                 cached=tier.pages_cached,
                 used=tier.pages_used,
             ),
+            stored=[StoredStatus(**asdict(each)) for each in tier.stored],
         )
 
 
