@@ -46,6 +46,11 @@ def frequencies(logits, draws=4000, **options):
     return torch.bincount(torch.tensor(tokens), minlength=len(logits)) / draws
 
 
+def random_logits(rows, seed):
+    return 4 * torch.randn(rows, 50, generator=torch.Generator().manual_seed(seed))
+
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 3.0])
 
 
@@ -95,11 +100,12 @@ def test_a_seed_fixes_a_request_whatever_its_company():
     assert len(set(alone)) > 1
 
 
-def test_a_row_is_drawn_alike_whatever_the_parameters_beside_it():
+@DEVICES
+def test_a_row_is_drawn_alike_whatever_the_parameters_beside_it(device):
     """In one batch and in batches of one: 300 rows of every kind."""
     rng = random.Random(0)
     requests = [any_request(rng) for _ in range(300)]
-    logits = 4 * torch.randn(300, 50, generator=torch.Generator().manual_seed(0))
+    logits = random_logits(300, 0).to(device)
     together = tokens_of(logits, requests)
     alone = [tokens_of(row[None], [each])[0] for row, each in zip(logits, requests, strict=True)]
     assert together == alone
@@ -108,7 +114,7 @@ def test_a_row_is_drawn_alike_whatever_the_parameters_beside_it():
 def test_rows_are_drawn_in_parts_where_the_vocabulary_is_large(monkeypatch):
     rng = random.Random(1)
     requests = [any_request(rng, logprobs=2) for _ in range(40)]
-    logits = 4 * torch.randn(40, 50, generator=torch.Generator().manual_seed(1))
+    logits = random_logits(40, 1)
     whole = sample(logits, requests)
     monkeypatch.setattr("kvq_cli.engine.sampling.DRAWN_VALUES", 170)  # three rows
     assert sample(logits, requests) == whole
@@ -143,6 +149,17 @@ def test_a_temperature_near_zero_is_greedy(temperature):
 def test_extreme_logits_are_finite_choices():
     logits = torch.tensor([-math.inf, 1e30, 1e30, -math.inf])
     assert set(frequencies(logits).nonzero().flatten().tolist()) == {1, 2}
+
+
+@DEVICES
+def test_draws_are_the_same_on_every_device_and_in_every_type_that_holds_the_logits(device):
+    rng = random.Random(3)
+    requests = [any_request(rng) for _ in range(300)]
+    logits = random_logits(300, 3).bfloat16()
+    want = tokens_of(logits.float(), requests)
+    got = tokens_of(logits.to(device), requests)
+    # where a point falls on a border, another order of a sum may decide otherwise
+    assert sum(a != b for a, b in zip(got, want, strict=True)) <= (0 if device == "cpu" else 1)
 
 
 def test_a_row_that_is_no_numbers_has_no_token_and_harms_no_other():
@@ -199,12 +216,13 @@ def theirs(row, request):
     return scores[0].softmax(-1)
 
 
-def test_every_draw_is_from_transformers_distribution():
+@DEVICES
+def test_every_draw_is_from_transformers_distribution(device):
     """The token in whose part of it the point falls: 1,000 rows of any parameters, exactly."""
     rng = random.Random(2)
     requests = [any_request(rng) for _ in range(1000)]
-    logits = 4 * torch.randn(1000, 50, generator=torch.Generator().manual_seed(2))
-    sampled = tokens_of(logits, requests)
+    logits = random_logits(1000, 2)
+    sampled = tokens_of(logits.to(device), requests)
     drawn = [each for each in requests if each.draw_key is not None]
     points = dict(zip(map(id, drawn), _points(drawn), strict=True))
     assert 300 < len(drawn) < 1000
@@ -238,13 +256,14 @@ def test_a_history_follows_an_answer_as_it_grows():
 # ---- logprobs -----------------------------------------------------------------------------------
 
 
-def test_logprobs_are_the_models_own_before_penalties_and_temperature():
+@DEVICES
+def test_logprobs_are_the_models_own_before_penalties_and_temperature(device):
     requests = [
         request(said=[4], temperature=0.0, presence_penalty=2.0, logprobs=3),
         request(temperature=0.0),
         request(temperature=0.1, top_k=1, seed=1, logprobs=0),
     ]
-    found = sample(LOGITS.expand(3, -1), requests)
+    found = sample(LOGITS.expand(3, -1).to(device), requests)
     want = torch.log_softmax(LOGITS.double(), -1)
     first, second, third = found.logprobs
     assert second is None

@@ -135,6 +135,21 @@ def test_beyond_the_queue_requests_are_refused_with_a_time():
         assert len(engine.submitted) == 6
 
 
+def test_a_flood_costs_no_reading_of_its_prompts():
+    engine = slow_engine()
+    engine.max_running_requests = 1
+    read = []
+    encode = engine.tokenizer.encode
+    engine.tokenizer.encode = lambda text, **how: read.append(text) or encode(text, **how)
+    with serving(engine, HttpOptions(max_queued_requests=0)) as url, client_of(url) as client:
+        stream = client.completions.create(**BODY, stream=True)
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": "long"}]}
+        error_of(httpx.post(f"{url}/v1/completions", json={**BODY, "prompt": "long"}), 429)
+        error_of(httpx.post(f"{url}/v1/chat/completions", json=chat), 429)
+        stream.close()
+    assert [text for text in read if "long" in text] == []
+
+
 def test_openais_client_tries_again_after_the_time_it_is_told():
     engine = slow_engine()
     engine.max_running_requests = 1

@@ -24,6 +24,8 @@ def routes(service: Service) -> APIRouter:
     async def create_chat_completion(body: ChatRequest, request: Request) -> object:
         """The assistant's next message; with `stream`, as server-sent events."""
         require_served(engine, body.model)
+        # before the work that reading a prompt is
+        service.places.require(body.choices, "n")
         prompt = await encode_chat(engine.tokenizer, body.messages)
         generation = Generation(
             service, [prompt], body.sampling(), choices=body.choices, param="messages"

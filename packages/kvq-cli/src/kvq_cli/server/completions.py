@@ -24,6 +24,8 @@ def routes(service: Service) -> APIRouter:
     async def create_completion(body: CompletionRequest, request: Request) -> object:
         """Continuations of every prompt; with `stream`, as server-sent events."""
         require_served(engine, body.model)
+        # before the work that reading prompts is
+        service.places.require(len(body.prompts) * body.choices, body.many)
         prompts = await encode_prompts(engine.tokenizer, body.prompts)
         generation = Generation(
             service, prompts, body.sampling(), choices=body.choices, param="prompt"

@@ -25,8 +25,8 @@ class Places:
         self.closed = False
         self._given = deque([time.monotonic()], maxlen=32)
 
-    def take(self, count: int, param: str) -> None:
-        """Take places for the answers of one request; `param` is what asks for so many.
+    def require(self, count: int, param: str) -> None:
+        """See that a request finds places for its answers; `param` is what asks for so many.
 
         Raises `ApiError`: 503 when the server is stopping, 400 when there are never so many,
         429 when there are not so many now.
@@ -48,6 +48,10 @@ class Places:
                 code="queue_full",
                 headers={"Retry-After": str(self._wait(self.taken + count - self.total))},
             )
+
+    def take(self, count: int, param: str) -> None:
+        """Take them; raises as `require` does."""
+        self.require(count, param)
         self.taken += count
 
     def give(self, count: int) -> None:

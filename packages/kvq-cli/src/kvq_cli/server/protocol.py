@@ -222,6 +222,11 @@ class CompletionRequest(GenerationRequest):
             return [self.prompt]
         return self.prompt
 
+    @property
+    def many(self) -> str:
+        """The parameter that asks for the number of answers."""
+        return "n" if self.choices > 1 else "prompt"
+
     def sampling(self) -> SamplingParams:
         """The engine's words for it."""
         return self._sampling(self.max_tokens or COMPLETION_MAX_TOKENS, self.logprobs)
