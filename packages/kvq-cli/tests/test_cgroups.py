@@ -81,3 +81,46 @@ def test_a_cpu_has_the_smaller_of_the_machines_memory_and_the_containers(
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: available)
     monkeypatch.setattr(machine.cgroups, "free_bytes", lambda: limit)
     assert machine.free_bytes(torch.device("cpu")) == expected
+
+
+# ---- processors ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        ({"sys/fs/cgroup/pod/box/cpu.max": "150000 100000"}, 1.5),
+        ({"sys/fs/cgroup/pod/box/cpu.max": "max 100000"}, None),
+        (
+            {
+                "sys/fs/cgroup/pod/box/cpu.max": "max 100000",
+                "sys/fs/cgroup/pod/cpu.max": "400000 50000",
+                "sys/fs/cgroup/cpu.max": "900000 100000",
+            },
+            8,
+        ),
+        ({}, None),
+        ({"sys/fs/cgroup/pod/box/cpu.max": "garbage"}, None),
+    ],
+)
+def test_the_tightest_share_of_processors_counts(root, files, share):
+    assert cgroups.cpus(root(OWN | files)) == share
+
+
+def test_shares_of_the_first_version_count_too(root):
+    own = {"proc/self/cgroup": "4:cpu,cpuacct:/box\n7:memory:/other"}
+    where = "sys/fs/cgroup/cpu/box"
+    files = {f"{where}/cpu.cfs_quota_us": 300000, f"{where}/cpu.cfs_period_us": 100000}
+    assert cgroups.cpus(root(own | files)) == 3
+    assert cgroups.cpus(root(own | files | {f"{where}/cpu.cfs_quota_us": -1})) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores", "share", "threads"),
+    [(None, 6, None, 6), (None, 6, 2.5, 2), (None, 6, 0.5, 1), (None, 2, 4, 2), (5, 2, 1.0, 5)],
+)
+def test_threads_are_no_more_than_may_run_at_once(monkeypatch, wanted, cores, share, threads):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    monkeypatch.setattr(cgroups, "cpus", lambda: share)
+    assert machine.choose_threads(wanted) == threads

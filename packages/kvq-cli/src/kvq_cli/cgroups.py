@@ -1,4 +1,4 @@
-"""Memory that a container may still take: a machine's free memory can be far more."""
+"""What a container may take of its machine, which can be far less than there is."""
 
 from __future__ import annotations
 
@@ -14,22 +14,33 @@ def free_bytes(root: Path = Path("/")) -> int | None:
     """
     rooms = [
         room
-        for version, group in _groups(root)
+        for version, group in _groups(root, "memory")
         for above in _with_ancestors(group)
         if (room := _room(root, version, above)) is not None
     ]
     return max(0, min(rooms)) if rooms else None
 
 
-def _groups(root: Path) -> list[tuple[int, PurePosixPath]]:
-    """Version and path of the control groups that account for memory."""
+def cpus(root: Path = Path("/")) -> float | None:
+    """Processors whose whole time this process's control groups may take; None = no limit."""
+    shares = [
+        share
+        for version, group in _groups(root, "cpu")
+        for above in _with_ancestors(group)
+        if (share := _share(root, version, above)) is not None
+    ]
+    return min(shares, default=None)
+
+
+def _groups(root: Path, controller: str) -> list[tuple[int, PurePosixPath]]:
+    """Version and path of the control groups that account for memory or processors."""
     lines = _read(root / "proc/self/cgroup").splitlines()
     found = list[tuple[int, PurePosixPath]]()
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             found.append((2, PurePosixPath(path)))
-        elif "memory" in controllers.split(","):
+        elif controller in controllers.split(","):
             found.append((1, PurePosixPath(path)))
     return found
 
@@ -53,6 +64,19 @@ def _room(root: Path, version: int, group: PurePosixPath) -> int | None:
     statistics = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines())
     # the kernel drops cached files that nobody used lately before it refuses memory
     return int(most) - max(0, int(used) - int(statistics.get(inactive, 0)))
+
+
+def _share(root: Path, version: int, group: PurePosixPath) -> float | None:
+    """Microseconds of computing in a period, by the period's."""
+    if version == 2:
+        folder = root / "sys/fs/cgroup" / group.relative_to("/")
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    else:
+        folder = root / "sys/fs/cgroup/cpu" / group.relative_to("/")
+        quota = _read(folder / "cpu.cfs_quota_us").strip()
+        period = _read(folder / "cpu.cfs_period_us").strip()
+    # no such files, or "max", or -1
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
 
 
 def _read(path: Path) -> str:

@@ -53,6 +53,7 @@ def build_engine(
     shape = geometry(config.to_dict())
     check_servable(shape)
     device = machine.choose_device(options.device)
+    torch.set_num_threads(machine.choose_threads(options.threads))
     dtype = machine.choose_dtype(options.dtype, device, config)
     cache_dtype, declared = choose_format(options.kv_cache_dtype, config.to_dict())
     choice = choose_cache(cache_dtype, shape, options, device, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import psutil
@@ -44,6 +45,22 @@ def choose_dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
     if name not in DTYPES:
         raise ConfigError(f"dtype must be auto or one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+def choose_threads(wanted: int | None) -> int:
+    """Threads that a CPU computes a step with.
+
+    By default as many as torch would take, but no more than the process may run at the same
+    time: of two threads on one processor each waits for the other at the end of every operation.
+    """
+    if wanted is not None:
+        return wanted
+    allowed = [float(torch.get_num_threads())]
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        allowed.append(len(os.sched_getaffinity(0)))
+    if (share := cgroups.cpus()) is not None:
+        allowed.append(share)
+    return max(1, int(min(allowed)))
 
 
 def free_bytes(device: torch.device) -> int:

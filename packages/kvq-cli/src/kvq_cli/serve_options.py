@@ -29,6 +29,7 @@ class ServeOptions:
         0 = none
     on_failed_check : whether a kernel that computes something else than it must keeps the server
         from starting ("refuse"), or the next backend that passes takes its place ("fallback")
+    threads : that a CPU computes with
     cache_type : "prefix" keeps the pages of finished requests for those that begin alike
     """
 
@@ -48,6 +49,7 @@ class ServeOptions:
     on_failed_check: str = "refuse"
     cache_type: str = "prefix"
     served_model_name: str | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
@@ -74,7 +76,7 @@ class ServeOptions:
             raise ConfigError(
                 f"memory_ratio must be above 0 and at most 1, got {self.memory_ratio}"
             )
-        for name in ("num_tokens", "max_model_len"):
+        for name in ("num_tokens", "max_model_len", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -252,6 +252,7 @@ def test_every_option_reaches_the_engine(start):
         "memory_ratio": 0.5,
         "cache_type": "none",
         "served_model_name": "name",
+        "threads": 3,
     }
     process = start(*(f"--{k.replace('_', '-')}={v}" for k, v in wanted.items()))
     assert process.url

@@ -44,6 +44,16 @@ Device = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="THREADS",
+        help="Threads that a CPU computes with; fewer where others keep its cores busy. Default: "
+        "as many cores as the process may use.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
 ServedModelName = Annotated[
     str | None,
     typer.Option(

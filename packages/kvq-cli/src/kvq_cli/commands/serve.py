@@ -15,6 +15,7 @@ def serve(
     model_option: o.ModelOption = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
+    threads: o.Threads = None,
     served_model_name: o.ServedModelName = None,
     kv_cache_dtype: o.CacheDtype = "auto",
     num_tokens: o.NumTokens = None,
@@ -69,6 +70,7 @@ def serve(
         on_failed_check=on_failed_check,
         cache_type=cache_type,
         served_model_name=served_model_name,
+        threads=threads,
     )
     with listener:
         with screen.progress() as progress:
