@@ -12,6 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from kvq_cli.engine import sampling
 from kvq_cli.engine.detokenize import Detokenizer
 from kvq_cli.engine.params import RequestRejected, SamplingParams
 from kvq_cli.engine.request import Request
@@ -149,6 +150,33 @@ def test_a_temperature_near_zero_is_greedy(temperature):
 def test_extreme_logits_are_finite_choices():
     logits = torch.tensor([-math.inf, 1e30, 1e30, -math.inf])
     assert set(frequencies(logits).nonzero().flatten().tolist()) == {1, 2}
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+@pytest.mark.parametrize("rounded", [True, False])
+def test_a_cpu_that_looks_at_candidates_keeps_what_sorting_keeps(monkeypatch, spread, rounded):
+    """Rows that they decide, flat ones that they do not, and equal scores."""
+    rng = random.Random(4)
+    requests = [any_request(rng) for _ in range(300)]
+    logits = spread * random_logits(300, 4)
+    logits = logits.round() if rounded else logits
+    want = tokens_of(logits, requests)
+    decided = []
+    cut = sampling._cut_candidates
+
+    def counted(*arguments):
+        found = cut(*arguments)
+        decided.append(found[1].float().mean())
+        return found
+
+    monkeypatch.setattr(sampling, "_cut_candidates", counted)
+    monkeypatch.setattr(sampling, "CANDIDATES", 12)
+    if rounded:  # equal ones on both sides of the candidates' end may change places
+        same = sum(a == b for a, b in zip(tokens_of(logits, requests), want, strict=True))
+        assert same > 200
+    else:
+        assert tokens_of(logits, requests) == want
+    assert 0.1 < decided[0] < 0.9
 
 
 @DEVICES

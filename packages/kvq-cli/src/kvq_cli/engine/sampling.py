@@ -21,6 +21,7 @@ from kvq_cli.engine.request import Request
 
 NO_TOKEN = -1  # where the logits were no numbers
 WORD = 2**64
+CANDIDATES = 1024  # among which a CPU looks for what top-k and top-p keep before it sorts all
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,59 @@ def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor
     vocabulary = scores.shape[1]
     most = _to([p.top_k or vocabulary for p in params], scores)
     share = _to([p.top_p if p.top_p < 1.0 else 2.0 for p in params], scores)  # 2: never reached
+    if scores.device.type == "cpu" and vocabulary > CANDIDATES:
+        found, decided = _cut_candidates(scores, most, share)
+        rest = (~decided).nonzero()[:, 0]
+        if len(rest):
+            found[rest] = _cut_sorted(scores[rest], most[rest], share[rest])
+        return found
+    return _cut_sorted(scores, most, share)
+
+
+def _cut_sorted(scores: torch.Tensor, most: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    keep = torch.arange(vocabulary, device=scores.device) < most[:, None]
-    mass = ordered.exp_().mul_(keep).cumsum(dim=-1, dtype=torch.float64)
-    # a token stays while those before it do not reach the share
-    keep[:, 1:] &= mass[:, :-1] < (share * mass[:, -1])[:, None]
-    return scores.masked_fill(~torch.empty_like(keep).scatter_(1, order, keep), -torch.inf)
+    mass = _mass(ordered, most)
+    return _only(scores, ordered, order, _keep(mass, most, share * mass[:, -1]))
+
+
+def _cut_candidates(
+    scores: torch.Tensor, most: torch.Tensor, share: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same from the best alone, which a CPU finds in a tenth of the time of sorting all; and
+    bool [R]: in which rows they decide it.
+    """
+    ordered, order = scores.topk(CANDIDATES, dim=-1, sorted=False)
+    order, places = order.sort(dim=-1)  # of equal ones the first, as a stable sort has them
+    ordered, places = ordered.gather(1, places).sort(dim=-1, descending=True, stable=True)
+    order = order.gather(1, places)
+    mass = _mass(ordered, most)
+    limited = most <= CANDIDATES
+    whole = scores.exp().sum(dim=-1, dtype=torch.float64)
+    goal = share * torch.where(limited, mass[:, -1], whole)
+    reached = (most >= scores.shape[1]) & (mass[:, -1] >= goal)
+    return _only(scores, ordered, order, _keep(mass, most, goal)), limited | reached
+
+
+def _mass(ordered: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """Sums float64 [R, n] of the weights of ordered scores, of `most` of them at most."""
+    counted = torch.arange(ordered.shape[1], device=ordered.device) < most[:, None]
+    return ordered.exp().mul_(counted).cumsum(dim=-1, dtype=torch.float64)
+
+
+def _keep(mass: torch.Tensor, most: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
+    """Which of ordered scores stay: `most` at most, and as long as those before miss the goal."""
+    keep = torch.arange(mass.shape[1], device=mass.device) < most[:, None]
+    keep[:, 1:] &= mass[:, :-1] < goal[:, None]
+    return keep
+
+
+def _only(
+    scores: torch.Tensor, ordered: torch.Tensor, order: torch.Tensor, keep: torch.Tensor
+) -> torch.Tensor:
+    """Scores [R, V] of those that stay, in their own places."""
+    return torch.full_like(scores, -torch.inf).scatter_(
+        1, order, ordered.masked_fill(~keep, -torch.inf)
+    )
 
 
 # ---- draws --------------------------------------------------------------------------------------
