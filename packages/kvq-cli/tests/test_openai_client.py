@@ -12,6 +12,8 @@ import pytest
 import torch
 from http_server import client_of, serving, wait_for
 from tiny_models import Letters, llama, make_async_engine, make_engine, random_prompt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from kvq_cli.engine.engine import Engine
 
@@ -181,3 +183,43 @@ def test_sixty_four_streams_at_once_and_those_that_leave_give_their_pages_back(
     wait_for(lambda: not engine.has_work)
     assert pages_used(engine) == 0
     engine.cache.space.check_integrity()
+
+
+def test_a_character_of_several_tokens_comes_whole_and_its_bytes_are_told(
+    one_thread: None,
+) -> None:
+    """One token a byte; the model's part is played by the text that it is to say."""
+    text = "naïve 漢字 🦜🏽 end"
+    tokenizer = byte_level_tokenizer()
+    said = tokenizer.encode(text)
+    assert len(said) == len(text.encode())
+    engine = make_engine(llama(), attention_backend="reference", tokenizer=tokenizer)
+
+    def spelled(step: Any) -> torch.Tensor:
+        logits = torch.full((len(step.work), 256), -20.0)
+        for row, (request, _) in enumerate(step.work):
+            logits[row, said[min(request.completion_tokens, len(said) - 1)]] = 20.0
+        return logits
+
+    engine.runner.forward = spelled  # type: ignore[method-assign]
+    options = {"max_tokens": len(said), "logprobs": True, "temperature": 0}
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], **options}
+    with serving(make_async_engine(engine)) as url, client_of(url) as client:
+        whole = client.chat.completions.create(**asked, extra_body=ENDLESS).choices[0]
+        chunks = list(client.chat.completions.create(**asked, stream=True, extra_body=ENDLESS))
+    assert whole.message.content == text
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(pieces) == text
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+    told = [each for c in chunks for each in getattr(c.choices[0].logprobs, "content", None) or []]
+    for found in (told, whole.logprobs.content):
+        assert bytes(byte for each in found for byte in each.bytes) == text.encode()
+
+
+def byte_level_tokenizer() -> Any:
+    """One token a byte, and a template that says one letter whatever is asked."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({c: n for n, c in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template="!")
