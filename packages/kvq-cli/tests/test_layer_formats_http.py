@@ -45,5 +45,7 @@ def test_p072_every_layer_has_its_format_in_the_status_sliding_or_not(
         }
         assert found == stored
         assert sorted(found) == list(layers)
+    for tier in told:
+        assert sum(each["bytes"] for each in tier["stored"]) == tier["bytes"]
     count = sum(len(each["layers"]) for tier in told for each in tier["stored"])
     assert count == 2 * len(layers), "no layer is told twice"

@@ -85,6 +85,8 @@ def test_it_says_what_it_serves_and_a_command_that_works(start):
     for fact in ("it's a model", "k=q8_0,v=q4_0", "9,360 bytes", "40.6%", "23,040", "1,600 tokens"):
         assert fact in process.said
     assert re.search(r"attention +store fast, decode fast, extend slow ", process.said)
+    assert "(k 6.5 MiB, v 3.0 MiB)" in process.said
+    assert "16 answers; 256 more wait" in process.said
     assert "a note for the [user]" in process.said
     command = next(line for line in process.said.splitlines() if line.startswith("curl "))
     _, where, _, header, _, body = shlex.split(command)

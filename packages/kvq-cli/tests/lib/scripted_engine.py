@@ -274,9 +274,14 @@ class ScriptedEngine:
                     TOTAL_PAGES,
                     TOTAL_PAGES - used - 4,
                     4,
-                    (Stored("k", "q8_0", (0, 2, 3, 4)), Stored("v", "q4_0", (0, 2, 3, 4))),
+                    (
+                        Stored("k", "q8_0", (0, 2, 3, 4), 6 << 20),
+                        Stored("v", "q4_0", (0, 2, 3, 4), 3 << 20),
+                    ),
                 ),
-                TierStats("window", 32, 49920, 399360, 7, 7, 0, (Stored("k", "q8_0", (1,)),)),
+                TierStats(
+                    "window", 32, 49920, 399360, 7, 7, 0, (Stored("k", "q8_0", (1,), 1 << 19),)
+                ),
             ),
             prefix=PrefixStats(3, 30, 12, 6),
             prompt_tokens_total=sum(h.prompt_tokens for h in self.submitted),

@@ -30,7 +30,9 @@ def test_the_status_has_size_price_pages_and_prefix_cache(url, client):
     assert [tier["name"] for tier in found["tiers"]] == ["full", "window"]
     assert found["tiers"][0]["pages"] == {"total": 100, "free": 96, "cached": 4, "used": 0}
     assert found["tiers"][1]["window"] == 32
-    assert found["tiers"][1]["stored"] == [{"name": "k", "codec": "q8_0", "layers": [1]}]
+    assert found["tiers"][1]["stored"] == [
+        {"name": "k", "codec": "q8_0", "layers": [1], "bytes": 1 << 19}
+    ]
     assert found["prefix_cache"] == {
         "enabled": True,
         "lookups": 3,

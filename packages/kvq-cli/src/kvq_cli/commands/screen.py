@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from kvq_cli import __version__
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
-    from kvq_cli.engine.params import EngineSummary
+    from kvq_cli.engine.params import EngineSummary, TierStats
     from kvq_cli.server.limits import HttpOptions
 
 WIDE = 1000
@@ -70,14 +71,21 @@ class Screen:
     def announce(self, engine: AsyncEngine, url: str, http: HttpOptions) -> None:
         """That the server is up: what it serves, its URL, and a command that asks it something."""
         at_once = f"{engine.max_running_requests:,} answers; {http.max_queued_requests:,} more wait"
-        self._console.print(panel(engine.summary, at_once))
+        self._console.print(panel(engine.summary, at_once, engine.stats().tiers))
         self.say(f"{url} (Ctrl-C stops it). Ask it something:")
         chats = engine.tokenizer.chat_template is not None
         self.say(curl(url, engine.model_name, chats=chats, keyed=http.api_key is not None))
 
 
-def panel(summary: EngineSummary, at_once: str | None = None) -> Panel:
+def panel(
+    summary: EngineSummary, at_once: str | None = None, tiers: Sequence[TierStats] = ()
+) -> Panel:
     """What the engine serves and what its cache costs."""
+    parts = Counter[str]()
+    for tier in tiers:
+        for each in tier.stored:
+            parts[each.name] += each.nbytes
+    of_each = ", ".join(f"{name} {mebibytes(nbytes)}" for name, nbytes in parts.items())
     return framed(
         f"kvq {__version__}",
         [
@@ -86,7 +94,8 @@ def panel(summary: EngineSummary, at_once: str | None = None) -> Panel:
             ("token", token_price(summary.bytes_per_token, summary.bf16_bytes_per_token)),
             (
                 "room",
-                f"{summary.num_tokens:,} tokens in {mebibytes(summary.cache_bytes)}; "
+                f"{summary.num_tokens:,} tokens in {mebibytes(summary.cache_bytes)}"
+                f"{of_each and f' ({of_each})'}; "
                 f"bf16 would hold {summary.bf16_num_tokens:,}",
             ),
             ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),

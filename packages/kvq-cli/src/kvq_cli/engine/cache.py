@@ -15,6 +15,7 @@ from kvq_pools import (
     RebuildRejected,
     Rebuilt,
     SequencePages,
+    Tier,
     pages_for_tokens,
     rebuild,
 )
@@ -108,10 +109,19 @@ class LiveCache:
                 pages_total=tier.pages(num_pages),
                 pages_free=self.space.num_free(tier.name) - self.space.num_evictable(tier.name),
                 pages_cached=self.space.num_evictable(tier.name),
-                stored=tuple(Stored(s.name, s.spec.name, s.layers) for s in tier.slabs),
+                stored=self._stored(tier),
             )
             for tier in plan.tiers
             if tier.scope != "step"  # nobody owns its pages
+        )
+
+    def _stored(self, tier: Tier) -> tuple[Stored, ...]:
+        plan = self.pool.plan
+        pages = plan.tier_bytes(tier.name, self.pool.num_pages) // tier.page_bytes(plan.page_tokens)
+        slots = tier.slots(plan.page_tokens)
+        return tuple(
+            Stored(slab.name, slab.spec.name, slab.layers, pages * slab.page_bytes(slots))
+            for slab in tier.slabs
         )
 
     def check(

@@ -207,11 +207,13 @@ class Stored:
     name : k, v
     codec : its format
     layers : of the model
+    nbytes : of all pages, the padding page included
     """
 
     name: str
     codec: str
     layers: tuple[int, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class StoredStatus(BaseModel):
     name: Annotated[str, Field(description="k, v")]
     codec: str
     layers: list[int]
+    bytes: Annotated[int, Field(description="of all pages and the padding page")]
 
 
 class TierStatus(BaseModel):
@@ -144,7 +145,15 @@ class TierStatus(BaseModel):
                 cached=tier.pages_cached,
                 used=tier.pages_used,
             ),
-            stored=[StoredStatus(**asdict(each)) for each in tier.stored],
+            stored=[
+                StoredStatus(
+                    name=each.name,
+                    codec=each.codec,
+                    layers=list(each.layers),
+                    bytes=each.nbytes,
+                )
+                for each in tier.stored
+            ],
         )
 
 
