@@ -97,6 +97,20 @@ def test_a_seed_gives_the_same_answers_again_alone_and_in_any_company(
     assert drawn(2) == alone[2][:1]
 
 
+def test_a_biased_token_is_always_said_or_never_and_one_that_is_none_is_refused(
+    client: openai.OpenAI,
+) -> None:
+    said = Letters().encode(ask(client, max_tokens=30).choices[0].text)
+    banned = ask(client, max_tokens=30, logit_bias={str(token): -100 for token in set(said)})
+    assert not set(said) & set(Letters().encode(banned.choices[0].text))
+    wanted = ask(client, max_tokens=30, temperature=1, logit_bias={"40": 100}, logprobs=0)
+    assert Letters().encode(wanted.choices[0].text) == [40] * 30
+    assert min(wanted.choices[0].logprobs.token_logprobs) < -1, "they are the model's own"
+    with pytest.raises(openai.BadRequestError, match="vocabulary of 96") as caught:
+        ask(client, logit_bias={"96": 1})
+    assert caught.value.param == "logit_bias"
+
+
 def test_stop_strings_end_a_stream_before_they_show(client: openai.OpenAI) -> None:
     whole = ask(client, max_tokens=40).choices[0].text
     stop = whole[20:22]

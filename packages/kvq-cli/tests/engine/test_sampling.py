@@ -7,6 +7,7 @@ import torch
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -219,6 +220,7 @@ def any_request(rng, vocabulary=50, **more):
         repetition_penalty=some(rng.uniform(0.5, 2.0), 1.0),
         presence_penalty=some(rng.uniform(-2, 2), 0.0),
         frequency_penalty=some(rng.uniform(-2, 2), 0.0),
+        logit_bias=some(tuple((n, rng.uniform(-9, 9)) for n in rng.sample(range(50), 3)), ()),
         **more,
     )
 
@@ -227,6 +229,9 @@ def theirs(row, request):
     """Probabilities float64 [V] of transformers' processors, in the order of its `generate`."""
     params, answer = request.params, request.tokens[request.prompt_tokens :]
     ids, scores = torch.tensor([request.tokens]), row[None].double()
+    if params.logit_bias:
+        bias = {(token,): value for token, value in params.logit_bias}
+        scores = SequenceBiasLogitsProcessor(bias)(ids, scores)
     if params.repetition_penalty != 1.0:
         scores = RepetitionPenaltyLogitsProcessor(params.repetition_penalty)(ids, scores)
     for token in set(answer):  # OpenAI's formula; transformers has none
@@ -316,6 +321,7 @@ def test_logprobs_are_the_models_own_before_penalties_and_temperature(device):
         ("frequency_penalty", math.nan),
         ("repetition_penalty", 0.0),
         ("logprobs", 21),
+        ("logit_bias", ((3, 100.5),)),
     ],
 )
 def test_bad_parameters_name_what_is_allowed(name, value):

@@ -79,6 +79,7 @@ def test_sampling_reaches_the_engine(client, engine):
         stop=["a", "b"],
         presence_penalty=-0.5,
         frequency_penalty=1.5,
+        logit_bias={"7": -100, "0": 1.5},
         extra_body={"top_k": 40, "min_p": 0.1, "ignore_eos": True, "repetition_penalty": 1.1},
     )
     client.chat.completions.create(
@@ -95,6 +96,7 @@ def test_sampling_reaches_the_engine(client, engine):
             presence_penalty=-0.5,
             frequency_penalty=1.5,
             repetition_penalty=1.1,
+            logit_bias=((7, -100.0), (0, 1.5)),
             seed=-7,
             stop=("a", "b"),
             ignore_eos=True,

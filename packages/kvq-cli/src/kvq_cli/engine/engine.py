@@ -80,6 +80,12 @@ class Engine:
             raise RequestRejected(
                 f"token id {bad[0]} is outside the model's vocabulary of {vocabulary}"
             )
+        if bad := [t for t, _ in params.logit_bias if not 0 <= t < vocabulary]:
+            raise RequestRejected(
+                f"logit_bias names token id {bad[0]}; it is outside the model's vocabulary of "
+                f"{vocabulary}",
+                "logit_bias",
+            )
         wanted, longest = params.max_tokens, self.max_model_len
         if len(prompt) + (wanted or 1) > longest:
             asked = f" and {wanted} to generate" if wanted is not None else ""

@@ -14,7 +14,14 @@ MOST_LOGPROBS = 20  # alternatives that can be asked for of each token
 
 
 class RequestRejected(ValueError):
-    """A request the engine can never serve; the message gives the numbers."""
+    """A request the engine can never serve; the message gives the numbers.
+
+    `param`: the sampling parameter that is to blame, if one is.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class RequestFailed(RuntimeError):
@@ -44,6 +51,7 @@ class SamplingParams:
         once and as often as it was
     repetition_penalty : divides the score of a token of the prompt or the answer, multiplies it
         where it is negative; 1 = none
+    logit_bias : (token, what is added to its logit) pairs, no token twice
     seed : draws are reproducible for a seed, whatever else is in the batch; None = fresh
     stop : generation ends before the first of these strings appears in the text
     ignore_eos : do not end at the model's end-of-sequence tokens
@@ -59,6 +67,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
@@ -92,11 +101,17 @@ class SamplingParams:
                 self.logprobs,
                 f"0 to {MOST_LOGPROBS}",
             ),
+            (
+                all(-100.0 <= value <= 100.0 for _, value in self.logit_bias),
+                "logit_bias",
+                dict(self.logit_bias),
+                "-100 to 100 for every token",
+            ),
             (all(self.stop), "stop", self.stop, "strings that are not empty"),
         )
         for ok, name, given, allowed in checks:
             if not ok:
-                raise RequestRejected(f"{name} must be {allowed}, got {given!r}")
+                raise RequestRejected(f"{name} must be {allowed}, got {given!r}", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Scores that what a request has said so far lowers."""
+"""Scores that a request moves: by what it has said so far, and by what its sender wants."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ import torch
 
 from kvq_cli.engine.params import SamplingParams
 from kvq_cli.engine.request import Request
+
+
+def biased(scores: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+    """Scores [R, vocabulary] float32 with the requests' biases; what came in is not changed."""
+    found = [
+        (row, token, value)
+        for row, request in enumerate(requests)
+        for token, value in request.params.logit_bias
+    ]
+    if not found:
+        return scores
+    rows, tokens, values = zip(*found, strict=True)
+    where = torch.tensor([rows, tokens]).to(scores.device)
+    how = torch.tensor(values, dtype=scores.dtype).to(scores.device)
+    return scores.index_put(tuple(where), how, accumulate=True)
 
 
 def penalized(scores: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 
 from kvq_cli.config.workspace import DRAWN_VALUES
 from kvq_cli.engine.params import MOST_LOGPROBS, SamplingParams, TokenLogprobs
-from kvq_cli.engine.penalties import penalized
+from kvq_cli.engine.penalties import biased, penalized
 from kvq_cli.engine.request import Request
 
 NO_TOKEN = -1  # where the logits were no numbers
@@ -54,7 +54,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
     requests : R requests, in the order of the rows
     """
     raw = logits.float()
-    scores = penalized(raw, requests)
+    scores = penalized(biased(raw, requests), requests)
     tokens = scores.argmax(dim=-1)
     best = scores.gather(1, tokens[:, None])[:, 0]
     drawn = [row for row, request in enumerate(requests) if request.draw_key is not None]

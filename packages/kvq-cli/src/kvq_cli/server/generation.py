@@ -194,6 +194,8 @@ class Generation:
             await arrived.put(error)
 
     def _refused(self, error: RequestRejected, prompt_tokens: int) -> ApiError:
+        if error.param is not None:
+            return ApiError(400, str(error), param=error.param)
         room = self._service.engine.max_model_len - prompt_tokens
         code = "context_length_exceeded" if (self._params.max_tokens or 1) > room else None
         at_fault = "max_tokens" if code and room > 0 else self._param

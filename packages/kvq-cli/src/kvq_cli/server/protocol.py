@@ -16,6 +16,12 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TopCount = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,8})$")]
+Bias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024),
+    Expected("an object of at most 1,024 token ids, each with a number from -100 to 100"),
+]
 MOST_CHOICES = 128  # of one prompt
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[Text, Field(min_length=1)]
@@ -66,8 +72,8 @@ class GenerationRequest(Body):
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Bias | None = None
 
-    logit_bias: Annotated[Any, Only({})] = None
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None
@@ -101,6 +107,8 @@ class GenerationRequest(Body):
         }
         if self.top_k is not None:
             given["top_k"] = max(0, self.top_k)
+        if self.logit_bias:
+            given["logit_bias"] = tuple((int(t), value) for t, value in self.logit_bias.items())
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingParams(max_tokens=max_tokens, stop=stop, logprobs=logprobs, **given)
 
