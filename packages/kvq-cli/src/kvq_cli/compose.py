@@ -54,6 +54,7 @@ def build_engine(
     check_servable(shape)
     device = machine.choose_device(options.device)
     torch.set_num_threads(machine.choose_threads(options.threads))
+    _check_graphs(options, device)
     dtype = machine.choose_dtype(options.dtype, device, config)
     cache_dtype, declared = choose_format(options.kv_cache_dtype, config.to_dict())
     choice = choose_cache(cache_dtype, shape, options, device, dtype)
@@ -94,6 +95,9 @@ def build_engine(
         context=context,
         namespace=_identity(name, source.path, config),
     )
+
+    if graphs := engine.runner.prepare():
+        report(f"{graphs} CUDA graphs of decodes made")
 
     def summarize(engine: Engine) -> EngineSummary:
         cache = engine.cache
@@ -174,12 +178,22 @@ def assemble(
             backends=choice.backends,
             prefill_reads=options.prefill_reads,
             scratch_bytes=options.scratch_bytes,
+            graph_rows=min(options.cuda_graph_max_bs, options.max_running_requests),
+            max_tokens=context,
         ),
         cache,
         tokenizer,
         context_tokens=context,
         max_running_requests=options.max_running_requests,
     )
+
+
+def _check_graphs(options: ServeOptions, device: torch.device) -> None:
+    if options.cuda_graph_max_bs and device.type != "cuda":
+        raise ConfigError(
+            f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "
+            f"is {device}; leave it at 0, or serve on a GPU"
+        )
 
 
 def _limits(

@@ -25,6 +25,7 @@ class ServeOptions:
     memory_ratio : share of the free memory that weights, workspace and cache may take together
     prefill_reads : whether a prompt's chunk attends to its own keys and values as they came ("own")
         or, stored first, as later tokens will read them ("packed")
+    cuda_graph_max_bs : decodes of a step up to which it is replayed from a CUDA graph; 0 = none is
     prefill_scratch_mb : that decoded tokens of a prompt's past may take while they are read (MiB);
         0 = none
     on_failed_check : whether a kernel that computes something else than it must keeps the server
@@ -44,6 +45,7 @@ class ServeOptions:
     max_prefill_tokens: int = 512
     prefill_reads: str = "own"
     prefill_scratch_mb: int = 128
+    cuda_graph_max_bs: int = 0
     memory_ratio: float | None = None
     attention_backend: str = "auto"
     on_failed_check: str = "refuse"
@@ -55,6 +57,11 @@ class ServeOptions:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.cuda_graph_max_bs < 0:
+            raise ConfigError(
+                f"cuda_graph_max_bs must be at least 0, got {self.cuda_graph_max_bs}; with 0 "
+                "nothing is replayed"
+            )
         if self.prefill_scratch_mb < 0:
             raise ConfigError(
                 f"prefill_scratch_mb must be at least 0, got {self.prefill_scratch_mb}; with 0 "

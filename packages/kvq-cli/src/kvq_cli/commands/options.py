@@ -224,6 +224,16 @@ PrefillScratch = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+GraphRows = Annotated[
+    int,
+    typer.Option(
+        "--cuda-graph-max-bs",
+        metavar="N",
+        help="Replay steps of up to so many decodes, and no prompts, from CUDA graphs, which are "
+        "made at the start: a host's launches then cost next to nothing. 0: none.",
+        rich_help_panel=LIMITS,
+    ),
+]
 Host = Annotated[
     str,
     typer.Option(

@@ -264,6 +264,7 @@ class Engine:
         choice, num_pages = self.cache.check(num_tokens, cache_dtype, self._requests.values())
         before, start = self._cache_size(), time.perf_counter()
         running = [r.pages for r in self.scheduler.running if r.pages is not None]
+        self.runner.forget_graphs()
         try:
             rebuilt = self.cache.rebuild(choice, num_pages, running)
         except RebuildFailed as error:

@@ -13,6 +13,7 @@ from kvq_attention import Batch, Table, ops
 from kvq_attention.batch import Request as AttentionRequest
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
+from kvq_cli.engine.graphs import Capture, DecodeGraphs, capture_on_gpu
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
 from kvq_cli.models.attention import StepContext
@@ -20,7 +21,11 @@ from kvq_pools import Pool
 
 
 class ModelRunner:
-    """A transformers model over a pool."""
+    """A transformers model over a pool.
+
+    With `graph_rows` steps of up to so many decodes are replayed from CUDA graphs, whose tables
+    have room for requests of `max_tokens`.
+    """
 
     def __init__(
         self,
@@ -31,6 +36,9 @@ class ModelRunner:
         backends: Choice,
         prefill_reads: str = "own",
         scratch_bytes: int = ops.SCRATCH_BYTES,
+        graph_rows: int = 0,
+        max_tokens: int = 0,
+        capture: Capture = capture_on_gpu,
     ) -> None:
         self.model = model
         self.geometry = geometry
@@ -39,10 +47,17 @@ class ModelRunner:
         self.prefill_reads = prefill_reads
         self.scratch_bytes = scratch_bytes
         self.device = next(model.parameters()).device
+        self._graph_rows, self._max_tokens, self._capture = graph_rows, max_tokens, capture
+        self._graphs: DecodeGraphs | None = None
 
     @torch.inference_mode()
     def forward(self, step: Schedule) -> torch.Tensor:
-        """Logits [R, vocabulary] of each request's last computed token: decodes, then extends."""
+        """Logits [R, vocabulary] of each request's last computed token: decodes, then extends.
+
+        They last until the next call.
+        """
+        if not step.extends and len(step.decodes) <= self._graph_rows:
+            return self._decode_graphs().compute(step.decodes)
         decodes = [(request, 1) for request in step.decodes]
         work = step.work
         tokens = [t for request, count in work for t in request.step_tokens(count)]
@@ -50,27 +65,66 @@ class ModelRunner:
             [np.arange(r.num_computed, r.num_computed + count) for r, count in work]
         )
         last = np.cumsum([count for _, count in work]) - 1
+        return self._call(
+            self._tensor(np.asarray([tokens], np.int64)),
+            self._tensor(positions[None].astype(np.int64)),
+            self._tensor(last.astype(np.int64)),
+            self._batch(decodes),
+            self._batch(step.extends, any_cut=self.prefill_reads == "packed"),
+        )
+
+    def _call(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        last: torch.Tensor,
+        decode: Batch | None,
+        extend: Batch | None,
+    ) -> torch.Tensor:
+        """The model over tokens and positions [1, T]: logits of rows `last`."""
         context = StepContext(
             pool=self.pool,
-            decode=self._batch(decodes),
-            extend=self._batch(step.extends, any_cut=self.prefill_reads == "packed"),
+            decode=decode,
+            extend=extend,
             windows=self.geometry.windows,
             backends=self.backends,
             prefill_reads=self.prefill_reads,
             scratch_bytes=self.scratch_bytes,
         )
         output = self.model(
-            input_ids=self._tensor(np.asarray([tokens], np.int64)),
-            position_ids=self._tensor(positions[None].astype(np.int64)),
+            input_ids=tokens,
+            position_ids=positions,
             use_cache=False,
-            logits_to_keep=self._tensor(last.astype(np.int64)),
+            logits_to_keep=last,
             kvq_step=context,
         )
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def _decode_graphs(self) -> DecodeGraphs:
+        if self._graphs is None:
+            self._graphs = DecodeGraphs(
+                lambda s: self._call(s.tokens, s.positions, s.last, s.batch, None),
+                self.pool.plan,
+                most=self._graph_rows,
+                max_tokens=self._max_tokens,
+                device=self.device,
+                capture=self._capture,
+            )
+        return self._graphs
+
+    @torch.inference_mode()
+    def prepare(self) -> int:
+        """Make all graphs, so that no request waits for one; returns how many."""
+        return self._decode_graphs().prepare() if self._graph_rows else 0
+
+    def forget_graphs(self) -> None:
+        """Before the cache changes, whose addresses graphs hold: they are made anew when needed."""
+        self._graphs = None
+
     def recover(self) -> None:
         """After a forward that failed: free what it had; raises when the device is broken."""
+        self.forget_graphs()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
