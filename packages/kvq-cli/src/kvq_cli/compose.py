@@ -21,13 +21,14 @@ from kvq_cli.config import (
     geometry,
     parse_formats,
     quality_notes,
+    rotary_notes,
 )
 from kvq_cli.engine.async_engine import AsyncEngine
 from kvq_cli.engine.cache import CacheChoice, CacheMeans, LiveCache
 from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import EngineSummary
 from kvq_cli.engine.runner import ModelRunner
-from kvq_cli.models import attention
+from kvq_cli.models import attention, rotary
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
@@ -121,6 +122,7 @@ def build_engine(
             notes=(
                 *declared,
                 *quality_notes(shape, formats),
+                *rotary_notes(shape, context),
                 *_attention_notes(cache.choice),
                 *_capacity_notes(context, cache.max_tokens),
             ),
@@ -143,6 +145,7 @@ def assemble(
     """An engine over a loaded model that attends through kvq."""
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     limits = _limits(context, options, dtype, device)
+    rotary.settle(model, context)
     pool = Pool(
         choice.plan,
         num_pages,

@@ -62,11 +62,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def tiny(family: str) -> Any:
-    """Its model, in eval mode; the same weights each time."""
+def tiny(family: str, **changes: Any) -> Any:
+    """Its model, with its config changed as asked, in eval mode; the same weights each time."""
     model_type, settings = FAMILIES[family]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **(BASE | settings))
+    config = AutoConfig.for_model(model_type, **(BASE | settings | changes))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, weight in model.named_parameters():

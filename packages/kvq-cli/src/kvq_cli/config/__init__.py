@@ -16,6 +16,7 @@ from kvq_cli.config.formats import (
 )
 from kvq_cli.config.geometry import Family, Index, Latent, ModelGeometry, State
 from kvq_cli.config.pools import build_plan, pages_per_request
+from kvq_cli.config.rotary import rotary_notes
 from kvq_cli.config.workspace import Workspace, workspace
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "parse_formats",
     "parse_layer_dtypes",
     "quality_notes",
+    "rotary_notes",
     "token_ids",
     "workspace",
 ]

@@ -9,6 +9,7 @@ from kvq_cli.config.defaults import DEFAULTS
 from kvq_cli.config.errors import ConfigError, UnsupportedModel
 from kvq_cli.config.geometry import ModelGeometry
 from kvq_cli.config.layers import FAMILIES, Keys, count, whole
+from kvq_cli.config.rotary import short_positions
 from kvq_cli.quoting import in_json
 
 # Families that `kvq serve` runs: each is compared with transformers' own attention calls.
@@ -84,6 +85,7 @@ def _facts(keys: Keys) -> dict[str, Any]:
         "softcap": keys.get("attn_logit_softcapping"),
         "has_sinks": model_type == "gpt_oss",
         "eos_token_ids": token_ids(keys["eos_token_id"]),
+        "short_positions": short_positions(keys),
         **_feed_forward(keys),
         **FAMILIES[model_type](keys),
     }

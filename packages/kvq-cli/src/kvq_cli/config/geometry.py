@@ -89,6 +89,8 @@ class ModelGeometry:
     window_kv_heads, window_head_dim : of sliding-window layers, where they differ
     latent, index, state : of the families that have them
     sharing_layers : layers that read an earlier layer's cache and have none of their own
+    short_positions : up to which rotary embeddings were trained at first, where longer requests
+        need other frequencies (longrope); None = they are the same for all
     """
 
     model_type: str
@@ -111,6 +113,7 @@ class ModelGeometry:
     index: Index | None = None
     state: State | None = None
     sharing_layers: tuple[int, ...] = ()
+    short_positions: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.windows) != self.num_layers:
