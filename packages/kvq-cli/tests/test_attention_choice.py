@@ -35,7 +35,8 @@ def saved(tmp_path):
 
     def save(model, **options):
         model.save_pretrained(tmp_path)
-        return ServeOptions(str(tmp_path), **{"device": "cpu", "num_tokens": 512, **options})
+        common = {"device": "cpu", "num_tokens": 512, "kv_cache_dtype": "q8_0"}
+        return ServeOptions(str(tmp_path), **{**common, **options})
 
     return save
 

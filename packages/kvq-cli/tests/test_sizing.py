@@ -14,7 +14,7 @@ from published import CONFIGS
 
 from kvq_cli import compose, sizing
 from kvq_cli.compose import ServeOptions, build_engine
-from kvq_cli.config import CacheFormat, ModelGeometry, build_plan, geometry
+from kvq_cli.config import CacheFormat, ConfigError, ModelGeometry, build_plan, geometry
 from kvq_cli.models.source import ModelSource
 from kvq_cli.sizing import Limits, Sizing
 from kvq_pools import Budget, BudgetError, Pool, PoolPlan
@@ -165,3 +165,15 @@ def test_a_cache_larger_than_all_memory_is_refused_before_weights_load(serve):
 def test_a_machine_without_room_for_any_cache_is_told_before_weights_load(serve):
     with pytest.raises(BudgetError, match="of workspace"):
         serve([2 * 10**7])
+
+
+def test_a_context_that_cannot_fit_is_refused_before_weights_load(serve):
+    free = [2 * 10**9]
+    with pytest.raises(ConfigError, match=r"max_model_len 32,768 does not fit in a cache of bf16"):
+        serve(free, max_model_len=32768, kv_cache_dtype="bf16")
+    assert free == []
+
+
+def test_pages_may_be_named(serve):
+    with pytest.raises(BudgetError, match="a cache of 65536 pages of 16 tokens needs"):
+        serve([10**9], num_pages=65536)

@@ -37,7 +37,8 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Serve
         model.save_pretrained(tmp_path)
         loaded = LoadedModel(model, Letters(), geometry(model.config.to_dict()), "tiny")
         monkeypatch.setattr(compose, "load", lambda *_, **__: loaded)
-        return ServeOptions(str(tmp_path), **{"device": "cpu", "num_tokens": 512, **options})
+        common = {"device": "cpu", "num_tokens": 512, "kv_cache_dtype": "q8_0"}
+        return ServeOptions(str(tmp_path), **{**common, **options})
 
     return saved
 
@@ -211,7 +212,7 @@ def declaring(tiny: Any) -> Callable[..., ServeOptions]:
     """The options that serve a model whose checkpoint declares an fp8 cache."""
 
     def saved(**options: Any) -> ServeOptions:
-        given: ServeOptions = tiny(**options)
+        given: ServeOptions = tiny(**{"kv_cache_dtype": "auto", **options})
         file = Path(given.model) / "config.json"
         quantization = {"quant_method": "compressed-tensors", "kv_cache_scheme": FP8}
         config = {**json.loads(file.read_text()), "quantization_config": quantization}

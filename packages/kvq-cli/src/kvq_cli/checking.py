@@ -18,6 +18,7 @@ from kvq_attention.bench.cases import parse_shape
 from kvq_attention.selfcheck import Outcome
 from kvq_attention.trial import Layer
 from kvq_cli import machine
+from kvq_cli.automatic import automatic, room_for
 from kvq_cli.choosing import choose_cache
 from kvq_cli.config import (
     CacheFormat,
@@ -110,9 +111,10 @@ def check_model(
     start = time.perf_counter()
     name, path = find_config(model)
     is_file = path.suffix.lower() == ".gguf"
-    config = read_config(
+    source = (
         ModelSource(path, "gguf", name) if is_file else ModelSource(path.parent, "directory", name)
     )
+    config = read_config(source)
     shape = geometry(config.to_dict())
     check_servable(shape)
     where = machine.choose_device(device)
@@ -120,9 +122,11 @@ def check_model(
     options = ServeOptions(
         model, page_tokens=page_tokens, attention_backend=backend, prefill_reads=prefill_reads
     )
+    room = room_for(source, shape, options, where, computed)
     found: dict[Case, support.Choice] = {}
     chosen_formats = [
-        choose_format(asked, config.to_dict()) for asked in cache_dtypes or [options.kv_cache_dtype]
+        choose_format(asked, config.to_dict(), lambda: automatic(room))
+        for asked in cache_dtypes or [options.kv_cache_dtype]
     ]
     for cache_dtype in dict.fromkeys(chosen for chosen, _ in chosen_formats):
         backends = choose_cache(cache_dtype, shape, options, where, computed).backends

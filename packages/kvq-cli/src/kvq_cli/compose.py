@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvq_cli import machine, sizing
+from kvq_cli.automatic import automatic, check_context, limits_of, room_for
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
-    ConfigError,
     ModelGeometry,
     check_servable,
     choose_format,
@@ -33,8 +34,7 @@ from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
-from kvq_cli.sizing import Limits
-from kvq_pools import Budget, Pool
+from kvq_pools import Pool
 
 __all__ = ["ServeOptions", "assemble", "build_engine", "choose_cache", "make_plan"]
 
@@ -57,19 +57,16 @@ def build_engine(
     torch.set_num_threads(machine.choose_threads(options.threads))
     _check_graphs(options, device)
     dtype = machine.choose_dtype(options.dtype, device, config)
-    cache_dtype, declared = choose_format(options.kv_cache_dtype, config.to_dict())
+    room = room_for(source, shape, options, device, dtype)
+    limits, budget = room.limits, room.budget
+    cache_dtype, declared = choose_format(
+        options.kv_cache_dtype, config.to_dict(), lambda: automatic(room)
+    )
     choice = choose_cache(cache_dtype, shape, options, device, dtype)
-    context = options.max_model_len or shape.max_position
-    if context > shape.max_position:
-        raise ConfigError(
-            f"max_model_len {context} exceeds the {shape.max_position} positions the model "
-            f"was made for; use at most {shape.max_position}"
-        )
-    limits = _limits(context, options, dtype, device)
-    ratio = options.memory_ratio or machine.MEMORY_RATIO[device.type]
-    free = machine.free_bytes(device)
     # what does not fit without weights will not fit beside them
-    sizing.num_pages(shape, choice.plan, limits, Budget(free, free, ratio), options.num_tokens)
+    bare = replace(budget, free_after_bytes=budget.free_before_bytes)
+    sizing.num_pages(shape, choice.plan, limits, bare, options.size_tokens)
+    check_context(room, choice.cache_dtype, choice.plan)
 
     for note in declared:
         report(note)
@@ -90,10 +87,10 @@ def build_engine(
             shape,
             choice.plan,
             limits,
-            Budget(free, machine.free_bytes(device), ratio),
-            options.num_tokens,
+            replace(budget, free_after_bytes=machine.free_bytes(device)),
+            options.size_tokens,
         ),
-        context=context,
+        context=limits.context,
         namespace=_identity(name, source.path, config),
     )
 
@@ -122,9 +119,9 @@ def build_engine(
             notes=(
                 *declared,
                 *quality_notes(shape, formats),
-                *rotary_notes(shape, context),
+                *rotary_notes(shape, limits.context),
                 *_attention_notes(cache.choice),
-                *_capacity_notes(context, cache.max_tokens),
+                *_capacity_notes(limits.context, cache.max_tokens),
             ),
         )
 
@@ -144,7 +141,7 @@ def assemble(
 ) -> Engine:
     """An engine over a loaded model that attends through kvq."""
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
-    limits = _limits(context, options, dtype, device)
+    limits = limits_of(context, options, dtype, device)
     rotary.settle(model, context)
     pool = Pool(
         choice.plan,
@@ -197,21 +194,6 @@ def _check_graphs(options: ServeOptions, device: torch.device) -> None:
             f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "
             f"is {device}; leave it at 0, or serve on a GPU"
         )
-
-
-def _limits(
-    context: int, options: ServeOptions, dtype: torch.dtype, device: torch.device
-) -> Limits:
-    return Limits(
-        context,
-        options.page_tokens,
-        options.max_running_requests,
-        options.max_prefill_tokens,
-        value_bytes=dtype.itemsize,
-        on_host=device.type == "cpu",
-        packed_prefill=options.prefill_reads == "packed",
-        scratch_bytes=options.scratch_bytes,
-    )
 
 
 def _identity(name: str, path: Path, config: Any) -> str:

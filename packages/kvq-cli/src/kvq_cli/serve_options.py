@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvq_cli.config import ConfigError
+from kvq_cli.config.declared import AUTO
+from kvq_cli.quoting import quoted
 
 CACHE_TYPES = ("prefix", "none")
 PREFILL_READS = ("own", "packed")
 ON_FAILED_CHECK = ("refuse", "fallback")
+ISO = ("iso3", "iso4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,10 @@ class ServeOptions:
 
     Attributes
     ----------
-    kv_cache_dtype : "auto" takes what the checkpoint declares, or else q8_0
+    kv_cache_dtype : "auto" takes what the checkpoint declares, or else bf16 where max_model_len
+        tokens fit in it, or else the most exact format in which they do
     num_tokens : size of the cache (tokens, a multiple of page_tokens)
+    num_pages : the same in pages; one of them at most
     max_model_len : longest request (tokens, prompt and generated together)
     page_tokens : tokens a page
     max_prefill_tokens : most prompt tokens computed in one step
@@ -39,6 +44,7 @@ class ServeOptions:
     dtype: str = "auto"
     device: str = "auto"
     num_tokens: int | None = None
+    num_pages: int | None = None
     max_model_len: int | None = None
     page_tokens: int = 16
     max_running_requests: int = 16
@@ -83,18 +89,53 @@ class ServeOptions:
             raise ConfigError(
                 f"memory_ratio must be above 0 and at most 1, got {self.memory_ratio}"
             )
-        for name in ("num_tokens", "max_model_len", "threads"):
+        for name in ("num_tokens", "num_pages", "max_model_len", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.num_tokens is not None and self.num_tokens % self.page_tokens:
-            below = self.num_tokens // self.page_tokens * self.page_tokens
+            pages = self.num_tokens // self.page_tokens
+            near = [str(n * self.page_tokens) for n in (pages, pages + 1) if n]
             raise ConfigError(
                 f"num_tokens must be a multiple of page_tokens ({self.page_tokens}), got "
-                f"{self.num_tokens}; the nearest are {below} and {below + self.page_tokens}"
+                f"{self.num_tokens}; take {' or '.join(near)}"
+            )
+        if self.num_tokens is not None and self.num_pages is not None:
+            raise ConfigError(
+                f"num_tokens {self.num_tokens} and num_pages {self.num_pages} both size the "
+                "cache; give one of them"
             )
 
     @property
     def scratch_bytes(self) -> int:
         """Of `prefill_scratch_mb`."""
         return self.prefill_scratch_mb << 20
+
+    @property
+    def size_tokens(self) -> int | None:
+        """Tokens of a cache whose size was named, by either name."""
+        if self.num_pages is not None:
+            return self.num_pages * self.page_tokens
+        return self.num_tokens
+
+
+def cache_format(kv_cache_dtype: str, kv_cache_iso: str | None) -> str:
+    """The format that either option names; `ConfigError` where they disagree.
+
+    Parameters
+    ----------
+    kv_cache_iso : one of the rotated codecs, another way to give it as kv_cache_dtype
+    """
+    if kv_cache_iso is None:
+        return kv_cache_dtype
+    if kv_cache_iso not in ISO:
+        raise ConfigError(
+            f"kv_cache_iso must be {' or '.join(ISO)}, got {quoted(kv_cache_iso)}; kv_cache_dtype "
+            "takes every format"
+        )
+    if kv_cache_dtype not in (AUTO, kv_cache_iso):
+        raise ConfigError(
+            f"kv_cache_dtype {quoted(kv_cache_dtype)} and kv_cache_iso {kv_cache_iso} name two "
+            "formats; give one of them"
+        )
+    return kv_cache_iso

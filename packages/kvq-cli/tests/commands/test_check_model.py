@@ -55,7 +55,7 @@ def test_it_tries_each_op_format_and_kind_of_layer_once(gemma_dir: str) -> None:
         ("store", window), ("decode", window), ("extend", window), ("decode", full),
         ("extend", full),
     ]  # fmt: skip
-    assert {(row["backend"], row["format"]) for row in found["kernels"]} == {("reference", "q8_0")}
+    assert {(row["backend"], row["format"]) for row in found["kernels"]} == {("reference", "bf16")}
     assert found["agrees"] and found["problems"] == []
     assert found["launches"]["reference"] == {
         "store": 1, "decode": 2, "extend": 2, "copy_pages": 0,
@@ -122,7 +122,8 @@ def test_the_table_has_a_row_a_kernel(gemma_dir: str) -> None:
 def test_each_route_of_an_extend_is_named(tmp_path: Path) -> None:
     if support.unavailable("triton", "cpu"):
         pytest.skip("Triton's interpreter is off")
-    given = saved(tmp_path, llama(head_dim=64).config), *ON_CPU, "--attention-backend"
+    given = saved(tmp_path, llama(head_dim=64).config), *ON_CPU, "--kv-cache-dtype", "q8_0"
+    given += ("--attention-backend",)
     extend = checked(*given, "extend=triton")["kernels"][-1]
     assert (extend["op"], extend["backend"]) == ("extend", "triton")
     assert list(extend["routes"]) == ["loop", "scratch", "dense"]
@@ -145,7 +146,7 @@ def test_a_kernel_that_fails_is_named_and_the_exit_code_is_1(
     monkeypatch.setattr(
         reference, "extend", lambda *args: (1.5 if args[-2].window else 1) * extend(*args)
     )
-    done = check(gemma_dir, *ON_CPU, *form)
+    done = check(gemma_dir, *ON_CPU, "--kv-cache-dtype", "q8_0", *form)
     assert done.exit_code == 1
     (line,) = done.stderr.splitlines()
     assert line == (

@@ -236,6 +236,14 @@ def test_one_model_is_wanted(start, arguments):
     assert "give one model" in process.said
 
 
+def options_of(process: Process) -> dict[str, object]:
+    """What the engine was built with."""
+    assert process.url
+    line = next(line for line in process.said.splitlines() if line.startswith("options "))
+    found: dict[str, object] = json.loads(line.removeprefix("options "))
+    return found
+
+
 def test_every_option_reaches_the_engine(start):
     wanted = {
         "model": "some/where",
@@ -257,10 +265,21 @@ def test_every_option_reaches_the_engine(start):
         "threads": 3,
     }
     process = start(*(f"--{k.replace('_', '-')}={v}" for k, v in wanted.items()))
-    assert process.url
-    line = next(line for line in process.said.splitlines() if line.startswith("options "))
-    assert json.loads(line.removeprefix("options ")) == wanted
+    assert options_of(process) == wanted | {"num_pages": None}
     assert "name" in process.said.partition("curl")[2]
+
+
+def test_other_names_of_the_same_options_reach_the_engine(start):
+    process = start("some/where", "--kv-cache-iso=iso3", "--num-pages=256")
+    found = options_of(process)
+    assert (found["kv_cache_dtype"], found["num_pages"], found["num_tokens"]) == ("iso3", 256, None)
+
+
+def test_options_that_disagree_are_one_message(start):
+    process = start("demo", "--kv-cache-iso=iso3", "--kv-cache-dtype=q8_0")
+    assert process.end() == 2
+    *_, last = process.said.splitlines()
+    assert last.startswith("error: kv_cache_dtype 'q8_0' and kv_cache_iso iso3 name two formats")
 
 
 def test_options_and_their_defaults_are_the_engines():

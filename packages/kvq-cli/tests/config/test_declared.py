@@ -22,6 +22,11 @@ def algorithm(name: Any) -> dict[str, Any]:
     return {"quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": name}}
 
 
+def unasked() -> tuple[str, str]:
+    """What memory would have: it is not looked at."""
+    raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("config", "codec"),
     [
@@ -40,7 +45,7 @@ def test_p128_what_is_declared_is_stored_in_the_codec_of_its_kind(
     config: dict[str, Any], codec: str
 ) -> None:
     parse_cache_dtype(codec)
-    chosen, (note,) = choose_format("auto", config)
+    chosen, (note,) = choose_format("auto", config, unasked)
     assert chosen == codec
     key = "kv_cache_quant_algo" if "modelopt" in str(config) else "kv_cache_scheme"
     assert note.startswith(f"the checkpoint declares its KV cache's format ({key} ")
@@ -49,7 +54,7 @@ def test_p128_what_is_declared_is_stored_in_the_codec_of_its_kind(
 
 @pytest.mark.parametrize("config", [scheme(), algorithm("NVFP4"), algorithm("W3")])
 def test_p128_the_user_s_word_counts_and_the_declaration_is_said(config: dict[str, Any]) -> None:
-    chosen, (note,) = choose_format("k=q8_0,v=q4_0", config)
+    chosen, (note,) = choose_format("k=q8_0,v=q4_0", config, unasked)
     assert chosen == "k=q8_0,v=q4_0"
     assert note.endswith("; k=q8_0,v=q4_0 is used, as asked")
 
@@ -66,9 +71,9 @@ def test_p128_the_user_s_word_counts_and_the_declaration_is_said(config: dict[st
     ],
 )
 def test_p128_what_kvq_has_no_codec_for_is_said(config: dict[str, Any]) -> None:
-    chosen, (note,) = choose_format("auto", config)
-    assert chosen == "q8_0"
-    assert "which kvq has no codec for; q8_0 is used" in note
+    chosen, (note, why) = choose_format("auto", config, lambda: ("q6_0", "it fits"))
+    assert (chosen, why) == ("q6_0", "it fits")
+    assert note.endswith("which kvq has no codec for")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +86,7 @@ def test_p128_what_kvq_has_no_codec_for_is_said(config: dict[str, Any]) -> None:
         {"quantization_config": {"kv_cache_quant_algo": None}, "text_config": None},
     ],
 )
-def test_where_nothing_is_declared_nothing_is_said(config: dict[str, Any]) -> None:
+def test_where_nothing_is_declared_memory_decides(config: dict[str, Any]) -> None:
     assert declared_cache(config) is None
-    assert choose_format("auto", config) == ("q8_0", ())
-    assert choose_format("fp8", config) == ("fp8", ())
+    assert choose_format("auto", config, lambda: ("q6_0", "it fits")) == ("q6_0", ("it fits",))
+    assert choose_format("fp8", config, unasked) == ("fp8", ())

@@ -69,8 +69,19 @@ CacheDtype = Annotated[
         "--kv-cache-dtype",
         metavar="auto|CODEC|k=CODEC,v=CODEC|LAYERS:FORMAT,…",
         help="Format of cached keys and values; `kvq formats` lists the codecs. auto: what the "
-        "checkpoint declares for its KV cache, or else q8_0. Layer by layer: "
-        "0-1:bf16,2-:k=q8_0,v=q4_0.",
+        "checkpoint declares for its KV cache; or else bf16 where the longest request fits in it, "
+        "q8_0 where it does not, and a smaller one where --max-model-len or a size asks for what "
+        "fits in no larger. Layer by layer: 0-1:bf16,2-:k=q8_0,v=q4_0.",
+        rich_help_panel=CACHE,
+    ),
+]
+CacheIso = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-cache-iso",
+        metavar="iso3|iso4",
+        help="The same as --kv-cache-dtype of one of the rotated codecs.",
+        show_default=False,
         rich_help_panel=CACHE,
     ),
 ]
@@ -80,6 +91,15 @@ NumTokens = Annotated[
         metavar="TOKENS",
         help="Size of the cache, a multiple of --page-tokens. "
         "Default: what the requests can use, within --memory-ratio.",
+        show_default=False,
+        rich_help_panel=CACHE,
+    ),
+]
+NumPages = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PAGES",
+        help="The same in pages of --page-tokens; one of the two at most.",
         show_default=False,
         rich_help_panel=CACHE,
     ),

@@ -18,7 +18,9 @@ def serve(
     threads: o.Threads = None,
     served_model_name: o.ServedModelName = None,
     kv_cache_dtype: o.CacheDtype = "auto",
+    kv_cache_iso: o.CacheIso = None,
     num_tokens: o.NumTokens = None,
+    num_pages: o.NumPages = None,
     memory_ratio: o.MemoryRatio = None,
     page_tokens: o.PageTokens = 16,
     cache_type: o.CacheType = "prefix",
@@ -44,6 +46,7 @@ def serve(
 
     from kvq_cli import compose
     from kvq_cli.commands.screen import Screen
+    from kvq_cli.serve_options import cache_format
     from kvq_cli.server import run
     from kvq_cli.server.limits import HttpOptions
 
@@ -56,10 +59,11 @@ def serve(
     )
     wanted = compose.ServeOptions(
         model=model or model_option or "",
-        kv_cache_dtype=kv_cache_dtype,
+        kv_cache_dtype=cache_format(kv_cache_dtype, kv_cache_iso),
         dtype=dtype,
         device=device,
         num_tokens=num_tokens,
+        num_pages=num_pages,
         max_model_len=max_model_len,
         memory_ratio=memory_ratio,
         page_tokens=page_tokens,

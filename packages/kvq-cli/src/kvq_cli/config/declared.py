@@ -6,14 +6,13 @@ Quantization tools write it into config.json's quantization_config: as `kv_cache
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from kvq_cli.quoting import in_json
 
 AUTO = "auto"
-DEFAULT = "q8_0"
 
 # (type, bits) of a value → the codec that stores it alike
 _CODECS = {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "q8_0", ("int", 4): "q4_0"}
@@ -52,24 +51,23 @@ def declared_cache(config: Mapping[str, Any]) -> Declared | None:
     return None
 
 
-def choose_format(asked: str, config: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+def choose_format(
+    asked: str, config: Mapping[str, Any], automatic: Callable[[], tuple[str, str]]
+) -> tuple[str, tuple[str, ...]]:
     """The format that a model is served in, and what the user should know of the choice.
 
     Parameters
     ----------
-    asked : by the user; "auto" = what the checkpoint declares, or else `DEFAULT`
+    asked : by the user; "auto" = what the checkpoint declares, or else what `automatic` gives
+    automatic : gives a format that suits model and memory, and why
     """
     declared = declared_cache(config)
-    if declared is None:
-        return (DEFAULT if asked == AUTO else asked), ()
-    says = f"the checkpoint declares its KV cache's format ({declared.words})"
+    says = declared and f"the checkpoint declares its KV cache's format ({declared.words})"
     if asked != AUTO:
-        return asked, (f"{says}; {asked} is used, as asked",)
-    if declared.codec is None:
-        return DEFAULT, (
-            f"{says}, which kvq has no codec for; {DEFAULT} is used, and --kv-cache-dtype names "
-            "another",
-        )
+        return asked, (f"{says}; {asked} is used, as asked",) if says else ()
+    if declared is None or declared.codec is None:
+        chosen, why = automatic()
+        return chosen, (f"{says}, which kvq has no codec for", why) if says else (why,)
     return declared.codec, (
         f"{says}; it is stored as {declared.codec}, scaled by its own rows and not by what the "
         "checkpoint measured; --kv-cache-dtype overrides it",

@@ -1,0 +1,178 @@
+"""The format that `--kv-cache-dtype auto` takes, and what is said where an asked one is too large.
+
+The first of a ladder, from the most exact to the smallest, in which the asked context fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvq_attention import UnsupportedError
+from kvq_cli import machine, sizing
+from kvq_cli.choosing import choose_cache
+from kvq_cli.config import (
+    CacheFormatError,
+    ConfigError,
+    ModelGeometry,
+    parse_formats,
+    quality_notes,
+)
+from kvq_cli.models.source import ModelSource
+from kvq_cli.models.weight_bytes import weight_bytes
+from kvq_cli.serve_options import ServeOptions
+from kvq_cli.sizing import Limits
+from kvq_pools import Budget, BudgetError, PoolPlan
+
+# Each errs more and takes less than the one before; a test holds them to it.
+LADDER = ("q8_0", "q6_0", "k=q6_0,v=q4_0", "q4_0", "iso4", "iso3")
+DEFAULT = "q8_0"  # where nobody asked for a context: no rung below it is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A model, what a user asks of its cache, and the memory for it.
+
+    Attributes
+    ----------
+    limits : whose context is the longest request that is asked for
+    budget : with what the weights take, or will
+    """
+
+    shape: ModelGeometry
+    options: ServeOptions
+    device: torch.device
+    dtype: torch.dtype
+    limits: Limits
+    budget: Budget
+
+    def context(self, plan: PoolPlan) -> int:
+        """The longest request that a pool of this plan can hold, up to the one asked for."""
+        try:
+            if self.options.size_tokens is None:
+                return sizing.largest(self.shape, plan, self.limits, self.budget).context
+            named = self.options.size_tokens
+            return sizing.named(self.shape, plan, self.limits, self.budget, named).context
+        except BudgetError:
+            return 0
+
+    @property
+    def asked(self) -> int:
+        """Tokens of the longest request that must fit; a named cache holds no longer ones."""
+        named = self.options.size_tokens
+        if named is None or not self.shape.full_layers:
+            return self.limits.context
+        return min(self.limits.context, named)
+
+    @property
+    def context_asked(self) -> bool:
+        """Whether the user named what must fit; else it is all that the model was made for."""
+        return self.options.max_model_len is not None or self.options.size_tokens is not None
+
+    def fits(self, plan: PoolPlan) -> bool:
+        """Whether the longest request that is asked for does."""
+        return self.context(plan) >= self.asked
+
+    def served(self) -> Iterator[tuple[str, PoolPlan]]:
+        """The rungs that a backend serves, without known harm to the model, and their pools."""
+        for name in ("fp16" if self.dtype == torch.float16 else "bf16", *LADDER):
+            try:
+                if not quality_notes(self.shape, parse_formats(name, self.shape)):
+                    means = self.options, self.device, self.dtype
+                    yield name, choose_cache(name, self.shape, *means).plan
+            except (CacheFormatError, UnsupportedError):
+                continue
+
+
+def room_for(
+    source: ModelSource,
+    shape: ModelGeometry,
+    options: ServeOptions,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Room:
+    """What there is for a model whose weights are not loaded yet.
+
+    Raises `ConfigError` for a context that the model was not made for.
+    """
+    context = options.max_model_len or shape.max_position
+    if context > shape.max_position:
+        raise ConfigError(
+            f"max_model_len {context} exceeds the {shape.max_position} positions the model "
+            f"was made for; use at most {shape.max_position}"
+        )
+    ratio = options.memory_ratio or machine.MEMORY_RATIO[device.type]
+    free = machine.free_bytes(device)
+    weights = min(free, weight_bytes(source, dtype.itemsize))
+    budget = Budget(free, free - weights, ratio)
+    return Room(shape, options, device, dtype, limits_of(context, options, dtype, device), budget)
+
+
+def limits_of(
+    context: int, options: ServeOptions, dtype: torch.dtype, device: torch.device
+) -> Limits:
+    """What the options let happen at once, on a device."""
+    return Limits(
+        context,
+        options.page_tokens,
+        options.max_running_requests,
+        options.max_prefill_tokens,
+        value_bytes=dtype.itemsize,
+        on_host=device.type == "cpu",
+        packed_prefill=options.prefill_reads == "packed",
+        scratch_bytes=options.scratch_bytes,
+    )
+
+
+def automatic(room: Room) -> tuple[str, str]:
+    """The format that `auto` takes, and why, in words for the user."""
+    served, asked = list(room.served()), f"{room.asked:,} tokens of context"
+    taken, names = "is taken for the KV cache", [name for name, _ in served]
+    fitting = next((name for name, plan in served if room.fits(plan)), None)
+    if fitting is not None and fitting == names[0]:
+        return fitting, f"{fitting} {taken}: {asked} fit in 16 bits a value"
+    if fitting is not None and (room.context_asked or fitting == DEFAULT):
+        return fitting, (
+            f"{asked} do not fit in {names[0]}; {fitting} {taken}, the most exact format in which "
+            "they do; --kv-cache-dtype names another"
+        )
+    if fitting is not None or not room.context_asked or not names:
+        smaller = f"; --max-model-len {room.asked} would take {fitting}" if fitting else ""
+        return (
+            DEFAULT,
+            f"{asked} do not fit in 16 bits a value nor in {DEFAULT}; {DEFAULT} {taken}{smaller}",
+        )
+    return names[-1], f"{asked} fit in no format; {names[-1]}, the smallest, {taken}"
+
+
+def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:
+    """Raise `ConfigError` where a request as long as the user asked for can never run.
+
+    A context that nobody asked for is the model's own, and cut to what fits.
+    """
+    limits, options = room.limits, room.options
+    if options.max_model_len is None:
+        return
+    given = f"max_model_len {options.max_model_len:,}"
+    if room.asked < limits.context:
+        raise ConfigError(
+            f"{given} is more than the {room.asked:,} tokens that the cache was to have; make it "
+            "at most as many, or the cache larger"
+        )
+    # Weights take less than their files say where parts of them stay unread: what is refused here
+    # would not fit without any.
+    free = room.budget.free_before_bytes
+    if replace(room, budget=replace(room.budget, free_after_bytes=free)).fits(plan):
+        return
+    longest = room.context(plan)
+    fitting = [name for name, other in room.served() if room.fits(other)]
+    instead = f"it fits in {', '.join(fitting)}" if fitting else "it fits in no format"
+    raise ConfigError(
+        f"{given} does not fit in a cache of {cache_dtype}: "
+        f"{f'at most {longest:,} tokens do' if longest else 'no request does'}. With this memory "
+        f"{instead}; or lower max_model_len or max_prefill_tokens, or raise memory_ratio "
+        f"({room.budget.memory_ratio:g} of {room.budget.free_before_bytes:,} free bytes, less "
+        f"{room.budget.weights_bytes:,} of weights)"
+    )

@@ -1,0 +1,140 @@
+"""The format that a cache gets when nobody names one, and contexts that cannot be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from geometries import shape
+from published import CONFIGS
+
+import kvq_codecs
+from kvq_cli.automatic import LADDER, automatic, check_context, room_for
+from kvq_cli.choosing import choose_cache
+from kvq_cli.config import ConfigError, ModelGeometry, geometry, parse_cache_dtype
+from kvq_cli.models.source import ModelSource
+from kvq_cli.serve_options import ServeOptions
+from kvq_pools import Budget
+
+CPU, DTYPE = torch.device("cpu"), torch.bfloat16
+MODEL = replace(geometry(CONFIGS["llama-3.1-8b"]), max_position=131072)
+NARROW = shape(num_layers=8, head_dim=64, max_position=65536, windows=(None,) * 8)
+CONTEXT = 32768
+
+
+def room(free: int, model: ModelGeometry = MODEL, **options: Any):
+    """Memory of which weights take nothing."""
+    wanted = ServeOptions("m", memory_ratio=1.0, **options)
+    found = room_for(ModelSource(Path("nowhere"), "directory", "m"), model, wanted, CPU, DTYPE)
+    return replace(found, budget=Budget(free, free, 1.0))
+
+
+def needed(name: str, model: ModelGeometry = MODEL, context: int = CONTEXT) -> int:
+    """Bytes with which one request of a context just fits in a format."""
+    found = room(1, model)
+    options = replace(found.options, max_model_len=context)
+    plan = choose_cache(name, model, options, CPU, DTYPE).plan
+    limits = replace(found.limits, context=context)
+    return plan.nbytes(context // 16) + limits.needs(model, context)
+
+
+def test_each_rung_errs_more_and_takes_less():
+    specs = [(kvq_codecs.get(k).spec, kvq_codecs.get(v).spec) for k, v in map(sides, LADDER)]
+    sizes = [k.row_bytes(128) + v.row_bytes(128) for k, v in specs]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+    rows = torch.randn(256, 128, generator=torch.Generator().manual_seed(0)).numpy()
+
+    def error(name: str) -> float:
+        codec = kvq_codecs.get(name)
+        return float(((codec.decode(codec.encode(rows)) - rows) ** 2).mean())
+
+    errors = [error(k) + error(v) for k, v in map(sides, LADDER)]
+    assert errors == sorted(errors)
+
+
+def sides(name: str) -> tuple[str, str]:
+    cache = parse_cache_dtype(name)
+    return cache.k, cache.v
+
+
+@pytest.mark.parametrize("name", ["bf16", *LADDER])
+def test_the_most_exact_format_in_which_the_asked_context_fits_is_taken(name):
+    chosen, why = automatic(room(needed(name), max_model_len=CONTEXT))
+    assert chosen == name
+    assert "32,768 tokens of context" in why and f"{name} is taken for the KV cache" in why
+    below, _ = automatic(room(needed(name) - 1, max_model_len=CONTEXT))
+    rungs = ["bf16", *LADDER]
+    assert below == rungs[min(rungs.index(name) + 1, len(LADDER))]
+
+
+def test_what_fits_in_no_format_says_so():
+    chosen, why = automatic(room(needed("iso3") - 1, max_model_len=CONTEXT))
+    assert chosen == "iso3" and "fit in no format" in why
+
+
+def test_a_context_that_nobody_asked_for_costs_no_more_than_eight_bits():
+    context = MODEL.max_position
+    assert automatic(room(needed("bf16", context=context)))[0] == "bf16"
+    assert automatic(room(needed("q8_0", context=context)))[0] == "q8_0"
+    chosen, why = automatic(room(needed("q4_0", context=context)))
+    assert chosen == "q8_0"
+    assert "--max-model-len 131072 would take q4_0" in why
+
+
+@pytest.mark.parametrize("options", [{"num_tokens": CONTEXT}, {"num_pages": CONTEXT // 16}])
+def test_a_named_size_is_what_must_fit(options):
+    chosen, why = automatic(room(needed("q6_0"), **options))
+    assert chosen == "q6_0" and "32,768 tokens" in why
+
+
+def test_weights_count_before_they_are_loaded():
+    found = room(needed("bf16") + 10**9, max_model_len=CONTEXT)
+    weights = replace(found.budget, free_after_bytes=found.budget.free_before_bytes - 10**9 - 1)
+    assert automatic(found)[0] == "bf16"
+    assert automatic(replace(found, budget=weights))[0] == "q8_0"
+
+
+def test_weights_of_half_precision_get_their_own_sixteen_bits():
+    found = replace(room(10**12), dtype=torch.float16)
+    assert automatic(found)[0] == "fp16"
+
+
+def test_codecs_that_do_not_store_the_models_rows_are_passed_over():
+    least = needed("q4_0", NARROW) - 1
+    chosen, why = automatic(room(least, NARROW, max_model_len=CONTEXT))
+    assert chosen == "q4_0" and "fit in no format" in why  # 64 values: iso has no block of them
+
+
+def test_formats_that_are_known_to_ruin_a_model_are_passed_over():
+    gemma = replace(MODEL, model_type="gemma3_text")
+    assert automatic(room(needed("iso3"), gemma, max_model_len=CONTEXT))[0] == "q4_0"
+
+
+def checked(found: Any, name: str) -> None:
+    plan = choose_cache(name, found.shape, found.options, CPU, DTYPE).plan
+    check_context(found, name, plan)
+
+
+def test_an_asked_context_that_cannot_fit_is_refused_with_what_would_do():
+    found = room(needed("q6_0"), max_model_len=CONTEXT)
+    checked(found, "q6_0")
+    with pytest.raises(ConfigError) as refused:
+        checked(found, "q8_0")
+    text = str(refused.value)
+    assert text.startswith("max_model_len 32,768 does not fit in a cache of q8_0: at most ")
+    assert "it fits in q6_0, k=q6_0,v=q4_0, q4_0, iso4, iso3; or lower max_model_len" in text
+    with pytest.raises(ConfigError, match=r"no request does\. .* it fits in no format"):
+        checked(room(10**6, max_model_len=CONTEXT), "q8_0")
+
+
+def test_a_context_beyond_a_named_cache_is_refused():
+    found = room(10**12, max_model_len=CONTEXT, num_tokens=CONTEXT - 16)
+    with pytest.raises(ConfigError, match="max_model_len 32,768 is more than the 32,752 tokens"):
+        checked(found, "q8_0")
+
+
+def test_the_models_own_context_is_cut_and_not_refused():
+    checked(room(needed("q8_0")), "q8_0")
