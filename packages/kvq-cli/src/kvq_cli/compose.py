@@ -16,6 +16,7 @@ from kvq_cli.automatic import automatic, check_context, limits_of, room_for
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
+    ConfigError,
     ModelGeometry,
     check_servable,
     choose_format,
