@@ -56,7 +56,7 @@ def build_engine(
     check_servable(shape)
     device = machine.choose_device(options.device)
     torch.set_num_threads(machine.choose_threads(options.threads))
-    _check_graphs(options, device)
+    check_graphs(options, device)
     dtype = machine.choose_dtype(options.dtype, device, config)
     room = room_for(source, shape, options, device, dtype)
     limits, budget = room.limits, room.budget
@@ -189,7 +189,8 @@ def assemble(
     )
 
 
-def _check_graphs(options: ServeOptions, device: torch.device) -> None:
+def check_graphs(options: ServeOptions, device: torch.device) -> None:
+    """`ConfigError` where CUDA graphs are asked for and there is no GPU."""
     if options.cuda_graph_max_bs and device.type != "cuda":
         raise ConfigError(
             f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "

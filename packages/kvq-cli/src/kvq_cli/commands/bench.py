@@ -66,3 +66,60 @@ def attention(
     wrong = attention_bench.problems(record)
     if wrong:
         refuse("\n".join(wrong), FAILED)
+
+
+@app.command()
+@plain_errors
+def engine(
+    model: o.EngineModel = None,
+    random: o.RandomSize = None,
+    shape: o.EngineShape = "32/8x128",
+    kv_cache_dtype: o.EngineFormats = "bf16,q8_0,q4_0",
+    cases: o.Steps = "1x1000,64x1000,2k+8k",
+    dtype: o.EngineDtype = "auto",
+    device: o.EngineDevice = "auto",
+    attention_backend: o.EngineBackend = "auto",
+    page_tokens: o.EnginePage = 16,
+    cuda_graph_max_bs: o.EngineGraphs = 0,
+    repeat: o.EngineRepeat = 20,
+    json_file: o.JsonFile = None,
+    plot: o.Plot = None,
+) -> None:
+    """Measure steps of the engine, decodes and prompts, of a model or one of random weights."""
+    if (model is None) == (random is None):
+        raise typer.BadParameter("give a MODEL or --random", param_hint="MODEL")
+
+    from kvq_attention import bench as attention_bench
+    from kvq_cli import benching
+    from kvq_cli.benching.plan import RandomModel, parse_formats, parse_steps
+    from kvq_cli.commands.screen import Screen
+    from kvq_cli.plots import bar_chart
+
+    plan = benching.EnginePlan(
+        model=RandomModel.parse(random, shape) if random is not None else model or "",
+        formats=parse_formats(kv_cache_dtype),
+        cases=parse_steps(cases),
+        device=device,
+        dtype=dtype,
+        attention_backend=attention_backend,
+        page_tokens=page_tokens,
+        graph_rows=cuda_graph_max_bs,
+        repeat=repeat,
+    )
+    for option, path in (("--json", json_file), ("--plot", plot)):
+        if path is not None:
+            attention_bench.check_writable(option, path)
+    said = [f"--random {random} --shape {shape}"] if random is not None else [model or ""]
+    said += [f"--kv-cache-dtype {kv_cache_dtype} --cases {cases} --device {device}"]
+    said += [f"--dtype {dtype} --attention-backend {attention_backend}"]
+    said += [f"--page-tokens {page_tokens} --cuda-graph-max-bs {cuda_graph_max_bs}"]
+    command = " ".join(["kvq bench engine", *said, f"--repeat {repeat}"])
+    screen = Screen()
+    with screen.progress() as tell:
+        record = benching.run(plan, command, tell)
+    for table in benching.tables(record):
+        screen.table(table.title, table.columns, table.rows)
+    if json_file is not None:
+        write_file(json_file, attention_bench.as_json(record), "record")
+    if plot is not None:
+        write_file(plot, bar_chart(record), "plot")

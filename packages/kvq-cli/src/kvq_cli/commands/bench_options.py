@@ -113,7 +113,50 @@ JsonFile = Annotated[
 ]
 Plot = Annotated[
     Path | None,
+    typer.Option(metavar="FILE.svg", help="Also draw the speeds as an SVG.", show_default=False),
+]
+
+EngineModel = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="As `kvq serve` takes it.", show_default=False),
+]
+RandomSize = Annotated[
+    str | None,
     typer.Option(
-        metavar="FILE.svg", help="Also draw the decode speeds as an SVG.", show_default=False
+        metavar="LAYERSxHIDDENxINNER",
+        help="Instead of MODEL a Llama of that size whose weights are random: 32x4096x11008.",
+        show_default=False,
     ),
 ]
+EngineShape = Annotated[
+    str, typer.Option(metavar="HEADS/KV_HEADSxHEAD_DIM", help="Its layers' attention.")
+]
+EngineFormats = Annotated[
+    str,
+    typer.Option(
+        metavar="CODEC,…", help="Formats of the cache; keys and values apart as k=CODEC,v=CODEC."
+    ),
+]
+Steps = Annotated[
+    str,
+    typer.Option(
+        metavar="BATCHxCONTEXT,NEW+PAST,…",
+        help="Steps; 64x1000: a token for each of 64 requests of 1,000, 2k+8k: 2,048 tokens of a "
+        "prompt after 8,192.",
+    ),
+]
+EngineDtype = Annotated[
+    str, typer.Option(metavar="auto|float32|bfloat16|float16", help="Of weights and queries.")
+]
+EngineDevice = Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="What computes.")]
+EngineBackend = Annotated[
+    str, typer.Option("--attention-backend", metavar="NAME", help="As `kvq serve` takes it.")
+]
+EnginePage = Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Tokens a page.")]
+EngineGraphs = Annotated[
+    int,
+    typer.Option(
+        "--cuda-graph-max-bs", metavar="N", min=0, help="As `kvq serve` takes it; 0: none."
+    ),
+]
+EngineRepeat = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that are timed.")]

@@ -50,6 +50,11 @@ class ModelRunner:
         self._graph_rows, self._max_tokens, self._capture = graph_rows, max_tokens, capture
         self._graphs: DecodeGraphs | None = None
 
+    @property
+    def replays(self) -> bool:
+        """Whether any step is replayed from a graph."""
+        return self._graph_rows > 0
+
     @torch.inference_mode()
     def forward(self, step: Schedule) -> torch.Tensor:
         """Logits [R, vocabulary] of each request's last computed token: decodes, then extends.

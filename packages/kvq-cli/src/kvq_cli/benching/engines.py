@@ -1,0 +1,174 @@
+"""Engines that are about to compute the step that is timed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
+
+from kvq_attention.bench.cases import Case, Extend
+from kvq_cli import machine
+from kvq_cli.benching.plan import VOCABULARY, EnginePlan, RandomModel
+from kvq_cli.choosing import choose_cache
+from kvq_cli.compose import assemble, check_graphs
+from kvq_cli.config import check_servable, geometry
+from kvq_cli.engine.engine import Engine
+from kvq_cli.engine.params import SamplingParams
+from kvq_cli.engine.scheduler import Schedule
+from kvq_cli.models import attention
+from kvq_cli.models.loader import load
+from kvq_cli.models.source import resolve
+from kvq_cli.serve_options import ServeOptions
+from kvq_pools import Pool, pages_for_tokens
+
+SPREAD = 0.02  # of random weights
+
+
+class NoText:
+    """A tokenizer whose tokens are no text."""
+
+    def decode(self, token_ids: Any, **_: Any) -> str:
+        return ""
+
+    def convert_ids_to_tokens(self, token_ids: Any, **_: Any) -> list[str]:
+        return ["" for _ in token_ids]
+
+
+def make_model(plan: EnginePlan) -> Any:
+    """The model on its device, attending through kvq."""
+    device = machine.choose_device(plan.device)
+    if isinstance(plan.model, RandomModel):
+        dtype = machine.choose_dtype(plan.dtype, device, None)
+        model = random_llama(plan.model, most_tokens(plan), device, dtype)
+    else:
+        source = resolve(plan.model)
+        dtype = machine.choose_dtype(plan.dtype, device, None)
+        model = load(source, dtype=dtype, device=device).model
+    check_servable(geometry(model.config.to_dict()))
+    attention.install(model)
+    return model
+
+
+def random_llama(
+    size: RandomModel, positions: int, device: torch.device, dtype: torch.dtype
+) -> Any:
+    """A model of that size, made on its device."""
+    config = LlamaConfig(
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.shape.heads,
+        num_key_value_heads=size.shape.kv_heads,
+        head_dim=size.shape.dim,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=positions,
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device, no_init_weights():
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    for parameter in model.parameters():
+        parameter.data.normal_(0.0, SPREAD)
+    return model.train(False)
+
+
+def most_tokens(plan: EnginePlan) -> int:
+    """Of the longest request."""
+    return max(case.context for case in plan.cases) + spare(plan)
+
+
+def spare(plan: EnginePlan) -> int:
+    """Tokens that a request of decodes grows by."""
+    return plan.repeat + 8
+
+
+class Pretending:
+    """A runner that can skip what it is told to compute: the cache's rows are then zeros."""
+
+    def __init__(self, runner: Any) -> None:
+        self.real = runner
+        self.skips = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def forward(self, step: Schedule) -> torch.Tensor:
+        """Logits of each request, zeros where the step is skipped."""
+        if not self.skips:
+            logits: torch.Tensor = self.real.forward(step)
+            return logits
+        vocabulary = self.real.geometry.vocab_size
+        return torch.zeros(len(step.work), vocabulary, device=self.real.device)
+
+
+def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -> Engine:
+    """An engine with room for a case, of which everything is zero."""
+    batch, tokens = (case.batch if isinstance(case, Case) else 1), case.context + spare(plan)
+    shape = geometry(model.config.to_dict())
+    options = ServeOptions(
+        "benchmark",
+        kv_cache_dtype=cache,
+        page_tokens=plan.page_tokens,
+        max_running_requests=batch,
+        max_prefill_tokens=batch * tokens,
+        attention_backend=plan.attention_backend,
+        cuda_graph_max_bs=min(plan.graph_rows, batch),
+        cache_type="none",
+    )
+    device, dtype = next((p.device, p.dtype) for p in model.parameters())
+    check_graphs(options, device)
+    choice = choose_cache(cache, shape, options, device, dtype)
+    engine = assemble(
+        model,
+        NoText(),
+        shape,
+        choice,
+        options,
+        num_pages=batch * pages_for_tokens(tokens, plan.page_tokens) + 1,
+        context=tokens,
+    )
+    _clear(engine.cache.pool, shape.num_layers)
+    engine.runner = Pretending(engine.runner)  # type: ignore[assignment]
+    return engine
+
+
+def _clear(pool: Pool, layers: int) -> None:
+    for layer in range(layers):
+        for slab in ("k", "v"):
+            for plane in pool.view(slab, layer).planes.values():
+                plane.zero_()
+
+
+def about_to_decode(engine: Engine, case: Case, repeat: int) -> None:
+    """All requests have all tokens but the next; their prompts were not computed."""
+    _add(engine, case.batch, case.context, repeat)
+    runner: Any = engine.runner
+    while engine.scheduler.waiting or not all(r.decoding for r in engine.scheduler.running):
+        engine.step()
+    runner.skips = False
+
+
+def about_to_extend(engine: Engine, case: Extend) -> None:
+    """The prompt is computed, as it were, but for its last tokens."""
+    runner: Any = engine.runner
+    runner.skips = True
+    _add(engine, 1, case.context, 1)
+    if case.past:
+        engine.scheduler.max_prefill_tokens = case.past
+        engine.step()
+    engine.scheduler.max_prefill_tokens = case.tokens
+    runner.skips = False
+
+
+def _add(engine: Engine, count: int, tokens: int, new: int) -> None:
+    draw = random.Random(count)
+    params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
+    for i in range(count):
+        prompt = [draw.randrange(5, engine.runner.geometry.vocab_size) for _ in range(tokens)]
+        engine.add(str(i), prompt, params)

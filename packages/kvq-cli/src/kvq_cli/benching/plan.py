@@ -1,0 +1,77 @@
+"""What of an engine is measured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvq_attention.bench.cases import Case, Extend, Shape, parse_cases, parse_extends, parse_shape
+from kvq_cli.config import ConfigError
+
+# Of a model whose weights are random: layers × hidden size × inner size of the feed-forward part
+SIZE = re.compile(r"([1-9]\d{0,3})[x×]([1-9]\d{0,5})[x×]([1-9]\d{0,5})")
+VOCABULARY = 32_000
+
+
+@dataclass(frozen=True, slots=True)
+class RandomModel:
+    """A Llama whose weights are random: the time of a step does not depend on what they are."""
+
+    layers: int
+    hidden: int
+    inner: int
+    shape: Shape
+
+    @classmethod
+    def parse(cls, size: str, shape: str) -> RandomModel:
+        """LAYERSxHIDDENxINNER, and HEADS/KV_HEADSxHEAD_DIM."""
+        found = SIZE.fullmatch(size)
+        if found is None:
+            raise ConfigError(
+                f"random model {size!r} must be LAYERSxHIDDENxINNER, such as 32x4096x11008"
+            )
+        layers, hidden, inner = map(int, found.groups())
+        return cls(layers, hidden, inner, parse_shape(shape))
+
+    @property
+    def name(self) -> str:
+        """Such as random Llama 32x4096x11008, 32/8x128."""
+        return f"random Llama {self.layers}x{self.hidden}x{self.inner}, {self.shape.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """The measurements of one run.
+
+    Attributes
+    ----------
+    model : a name or a path, or a random one
+    formats : of the cache, as `kvq serve` takes them
+    cases : steps: decodes of so many requests with so many tokens, prompts' chunks over a past
+    graph_rows : most decodes of a step that CUDA graphs replay; 0 = none
+    repeat : steps that are timed
+    """
+
+    model: str | RandomModel
+    formats: tuple[str, ...]
+    cases: tuple[Case | Extend, ...]
+    device: str = "auto"
+    dtype: str = "auto"
+    attention_backend: str = "auto"
+    page_tokens: int = 16
+    graph_rows: int = 0
+    repeat: int = 20
+
+
+def parse_steps(text: str) -> tuple[Case | Extend, ...]:
+    """BATCHxCONTEXT and NEW+PAST, separated by commas."""
+    found: list[Case | Extend] = []
+    for part in text.split(","):
+        found += parse_extends(part) if "+" in part else parse_cases(part)
+    return tuple(dict.fromkeys(found))
+
+
+def parse_formats(text: str) -> tuple[str, ...]:
+    """Codecs, or k=CODEC,v=CODEC, separated by commas."""
+    parts = re.findall(r"k=[^,]*,\s*v=[^,]*|[^,]+", text)
+    return tuple(dict.fromkeys(part.strip() for part in parts))

@@ -1,0 +1,178 @@
+"""The measurements of an engine, as a record."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from kvq_attention.bench import Table, machine
+from kvq_attention.bench.cases import Case, Extend
+from kvq_cli.benching.engines import about_to_decode, about_to_extend, make_engine, make_model
+from kvq_cli.benching.plan import EnginePlan, RandomModel
+from kvq_cli.config import geometry
+from kvq_cli.engine.engine import Engine
+from kvq_cli.engine.graphs import capture_on_gpu
+
+Record = dict[str, Any]
+Row = dict[str, Any]
+
+WHAT = (
+    "milliseconds of one step of the engine, sampling and all that the host does included, median; "
+    "tokens that a step computes or, of decodes, generates a second; alone: the model without any "
+    "attention, from a CUDA graph on a GPU; prompts before the steps are not computed, the cache's "
+    "rows are zeros"
+)
+WARM_UP = 3  # steps before the first that counts
+
+
+def run(plan: EnginePlan, command: str, tell: Callable[[str, int, int], None]) -> Record:
+    """Measure every case in every format."""
+    begin = time.monotonic()
+    tell("making the model", 0, 1)
+    model = make_model(plan)
+    device = next(model.parameters()).device
+    todo = [(case, cache) for case in plan.cases for cache in plan.formats]
+    alone: dict[int, float] = {}
+    rows = []
+    for done, (case, cache) in enumerate(todo):
+        tell(f"{case.name}, {cache}", done, len(todo))
+        tokens = case.batch if isinstance(case, Case) else case.tokens
+        if tokens not in alone:
+            alone[tokens] = _alone(model, tokens, plan.repeat)
+        engine = make_engine(model, plan, cache, case)
+        times = _decodes(engine, case, plan) if isinstance(case, Case) else _chunks(engine, case)
+        rows.append(_row(case, cache, engine, times, tokens, alone[tokens]))
+        del engine
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return _record(plan, command, device.type, rows, time.monotonic() - begin)
+
+
+def _decodes(engine: Engine, case: Case, plan: EnginePlan) -> list[float]:
+    about_to_decode(engine, case, plan.repeat + WARM_UP + 2)
+    times = [_step(engine) for _ in range(plan.repeat + WARM_UP)]
+    return times[WARM_UP:]
+
+
+def _chunks(engine: Engine, case: Extend) -> list[float]:
+    times = []
+    for _ in range(WARM_UP + 2):
+        about_to_extend(engine, case)
+        times.append(_step(engine))
+        while engine.has_work:
+            engine.step()
+    return times[WARM_UP:]
+
+
+def _step(engine: Engine) -> float:
+    """Milliseconds; a step ends with its tokens on the host."""
+    start = time.perf_counter()
+    engine.step()
+    return (time.perf_counter() - start) * 1e3
+
+
+class _NoAttention:
+    """In place of a step's context: queries are what attention gives."""
+
+    def __init__(self, layers: int, windows: tuple[int | None, ...]) -> None:
+        self.windows = windows or (None,) * layers
+
+    def attend(self, layer: int, q: torch.Tensor, *_: Any) -> torch.Tensor:
+        return q
+
+
+@torch.inference_mode()
+def _alone(model: Any, tokens: int, repeat: int) -> float:
+    """Milliseconds of the model over so many tokens without attention."""
+    shape, device = geometry(model.config.to_dict()), next(model.parameters()).device
+    context = _NoAttention(shape.num_layers, shape.windows)
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
+    last = torch.arange(max(0, tokens - 1), tokens, device=device)
+
+    def forward() -> torch.Tensor:
+        output = model(
+            input_ids=ids,
+            position_ids=ids,
+            use_cache=False,
+            logits_to_keep=last,
+            kvq_step=context,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    work: Callable[[], Any] = forward
+    if device.type == "cuda":
+        work, _ = capture_on_gpu(forward)
+    times = []
+    for _ in range(WARM_UP + max(3, repeat // 2)):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(times[WARM_UP:])
+
+
+def _row(
+    case: Case | Extend,
+    cache: str,
+    engine: Engine,
+    times: list[float],
+    tokens: int,
+    alone: float,
+) -> Row:
+    ordered, median = sorted(times), statistics.median(times)
+    backends = engine.cache.choice.backends
+    return {
+        "case": case.name,
+        "cache": cache,
+        "backend": backends.decode if isinstance(case, Case) else backends.extend,
+        "graphs": bool(getattr(engine.runner, "replays", False)) and isinstance(case, Case),
+        "step_ms": round(median, 3),
+        "p10_ms": round(ordered[len(ordered) // 10], 3),
+        "p90_ms": round(ordered[-1 - len(ordered) // 10], 3),
+        "tokens_per_s": round(tokens / median * 1e3, 1),
+        "alone_ms": round(alone, 3),
+        "times_alone": round(median / alone, 3),
+    }
+
+
+def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], seconds: float) -> Record:
+    name = plan.model.name if isinstance(plan.model, RandomModel) else plan.model
+    hardware = machine.hardware(device)
+    versions = machine.versions(device)
+    versions |= {package: version(package) for package in ("transformers", "kvq-cli", "kvq-pools")}
+    return {
+        "kind": "engine-steps",
+        "title": f"Steps of the engine, {name}, {hardware.partition(',')[0]}",
+        "what": WHAT,
+        "plot": {"label": "{cache}", "series": "case", "values": "tokens_per_s"},
+        "hardware": hardware,
+        "versions": versions,
+        "command": command,
+        "date": datetime.now(UTC).date().isoformat(),
+        "seconds": round(seconds, 1),
+        "rows": rows,
+    }
+
+
+def tables(record: Record) -> list[Table]:
+    """A table for each case: a line a format."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for row in record["rows"]:
+        line = (
+            *(row["cache"], row["backend"], "yes" if row["graphs"] else "no"),
+            *(f"{row[name]:,.2f}" for name in ("step_ms", "alone_ms", "times_alone")),
+            f"{row['tokens_per_s']:,.1f}",
+        )
+        found.setdefault(row["case"], []).append(line)
+    columns = "cache", "attention", "graphs", "step, ms", "alone, ms", "× alone", "tokens/s"
+    return [Table(f"steps {case}", columns, tuple(lines)) for case, lines in found.items()]
