@@ -18,7 +18,7 @@ from store_jobs import cache
 import kvq_codecs
 from kvq_attention import Batch, Table
 from kvq_attention.ops import SCRATCH_BYTES
-from kvq_attention.routes import Route
+from kvq_attention.routes import DENSE, Route
 from kvq_attention.scoring import Scoring
 from kvq_attention.triton.extending import launch, step
 
@@ -85,7 +85,7 @@ def extend(
     route = None
     if known:
         batch = replace(batch, host=tuple(batch.requests()))
-        route = Route(launch.DENSE)
+        route = Route(DENSE)
     if scratch_bytes is None:
         scratch_bytes = SCRATCH_BYTES if known else 0
     caches = cache(k, dim), cache(v or k, dim)

@@ -11,7 +11,7 @@ import torch
 from kvq_attention import BatchError
 from kvq_attention.triton.extending import dense, portions
 
-from ..decode.cases import PACKED, ieee, poison_new_tensors, rows_of, with_table
+from ..decode.cases import PACKED, ieee, judge, poison_new_tensors, rows_of, with_table
 from ..decode.places import INTERPRETED, TRITONS, Place, each_codec, each_place
 from ..scene import TIER, Scene
 from .cases import check_output, company, extend, scene_of
@@ -87,6 +87,42 @@ def test_a_window_and_a_soft_cap_go_elsewhere(
     scene = built(place, "q8_0")
     check_output(scene, densely(place, scene, **given), **given)
     assert not served
+
+
+@pytest.mark.parametrize("scale", [-0.1, 0.0])
+@each_place([INTERPRETED])
+def test_a_scale_that_a_mask_does_not_stand_goes_elsewhere(
+    scale: float, place: Place, served: list[int]
+) -> None:
+    scene = built(place, "q8_0")
+    check_output(scene, densely(place, scene, scale=scale), scale=scale)
+    assert not served
+
+
+@each_place([INTERPRETED])
+def test_full_precision_goes_elsewhere(place: Place, served: list[int]) -> None:
+    for formats in (("fp32", "fp32"), ("q8_0", "fp32")):
+        scene = built(place, *formats)
+        check_output(scene, densely(place, scene))
+    assert not served
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@each_place([INTERPRETED])
+def test_an_infinity_shows_in_the_rows_that_see_it_and_in_no_others(
+    which: int, place: Place, served: list[int]
+) -> None:
+    scene = built(place, "q8_0", lengths=(210,), queries=(70,))
+    clean = densely(place, scene)
+    rows = [scene.q.clone(), *(x.clone() for x in scene.fresh())]
+    rows[which][-1, 0, 3] = float("inf")
+    q, k, v = rows
+    out = densely(place, scene, rows=(q, k, v))
+    assert served
+    assert not out[-1, 0].isfinite().all(), "heads 0 and 1 read KV head 0"
+    assert torch.equal(out[:-1, 2:], clean[:-1, 2:])
+    if which < 2:  # a probability of 0 times an infinite value is no number
+        judge(out[:-1], clean[:-1].double(), out.dtype)
 
 
 @each_codec(("q4_0", "iso3", "bf16"), TRITONS)

@@ -30,6 +30,7 @@ def test_parts_and_what_is_before_the_own_rows_are_the_past(share: int) -> None:
             sizes.add(high - low)
         before = portions.before(past)
         assert end + before == past and 0 <= before < GRAIN
+        assert portions.count(past, share) == len(list(portions.parts(past, share)))
     assert len(sizes) <= 24
     if share >= 8192:
         assert len(list(portions.parts(8192, share))) == 1

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from kvq_attention import launches
+from kvq_attention.errors import AttentionError
+from kvq_attention.routes import Route
 from kvq_attention.triton.extending import dense, launch, portions, routes, scratch
 
 from ..decode.places import INTERPRETED, Place, each_place
@@ -116,3 +118,9 @@ def test_a_plan_covers_the_past_within_its_bound(bound: int, visible: int, reque
 def test_64k_tokens_fit_into_8_mib() -> None:
     plan = choose(visible=65536, scratch_bytes=8 * MIB).plan
     assert plan.heads == 1 and plan.parts == 9 and plan.nbytes <= 8 * MIB
+
+
+@pytest.mark.parametrize("rows", [0, -1, True, 2.0, None])
+def test_a_route_has_rows(rows: Any) -> None:
+    with pytest.raises(AttentionError, match="rows must be an int of at least 1"):
+        Route("loop", rows)

@@ -21,9 +21,7 @@ from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
 from kvq_attention.bench.plan import BASELINE, Plan
 from kvq_attention.bench.rows import Ceilings, Row, run_and_time, significant, timed
 from kvq_attention.bench.timing import issue_us, time_calls
-from kvq_attention.routes import Route
-from kvq_attention.triton.extending.launch import SCRATCH
-from kvq_attention.triton.extending.routes import PLAIN
+from kvq_attention.routes import PLAIN, SCRATCH, Route
 
 # Steps of a group: each has pages and rows of its own.
 CALLS = 4

@@ -25,6 +25,8 @@ from kvq_attention.triton.side import Side
 # layer), 1,024 tokens over 8,192 of 8 KV heads of 4 × 128 are slower by 0.4 ms with them, 2,048
 # are faster by 0.6 to 0.9 ms.
 FEWEST_PRODUCTS = 1 << 36
+# Calls of a dense kernel that so many products are enough for: more are made where memory is short.
+CALLS = 8
 TRIED_ROWS = 2048  # query rows of a request by which they are tried
 
 
@@ -58,22 +60,26 @@ def choose(
     """
     scoring, (k, v) = step.scoring, sides
     served = scoring.window is None and scoring.softcap is None and k.dim == v.dim
+    served &= scoring.scale > 0  # a mask of −∞ is multiplied by it
+    served &= "fp32" not in formats  # which fp16 would round
     alike = step.q.dtype == step.k.dtype == step.v.dtype
     if not served or not alike:
         return None
-    most = Sizes(k.dim, step.group).most_queries(scratch_bytes)
-    heads = step.kv_heads * step.group
-    taken = frozenset(
-        request
-        for request in host
-        if request.length > 0  # 0 = padding
-        and request.queries <= most
-        and (
-            products(request, heads, k.dim) >= FEWEST_PRODUCTS
-            if fewest is None
-            else request.queries * step.group >= fewest
-        )
-    )
+    sizes = Sizes(k.dim, step.group)
+    most = sizes.most_queries(scratch_bytes)
+
+    def takes(request: Request) -> bool:
+        if request.length == 0 or request.queries > most:  # padding, or no room
+            return False
+        if fewest is not None:
+            return request.queries * step.group >= fewest
+        past = max(0, request.first_position)
+        planned = sizes.plan(request.queries, past, step.kv_heads, scratch_bytes)
+        calls = step.kv_heads // planned.heads * (1 + portions.count(past, planned.share))
+        least = FEWEST_PRODUCTS * max(1.0, calls / CALLS)
+        return products(request, step.kv_heads * step.group, k.dim) >= least
+
+    taken = frozenset(request for request in host if takes(request))
     own = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(step.q.dtype)
     plain = formats == (own, own)
     dtype = step.q.dtype if plain else torch.float16
@@ -105,18 +111,24 @@ def extend_densely(
     )
     dtype = step.q.dtype if known.plain else torch.float16
     scratch = step.q.new_empty(planned.heads * planned.share * 2 * sides[0].dim, dtype=dtype)
-    attend, scale = known.kernel.attend, step.scoring.scale
     for first in range(0, step.kv_heads, planned.heads):
         heads = Heads.of(step, sides, num_pages, request, range(first, first + planned.heads))
-        peaks = None if known.plain else heads.peaks()
-        q, k, v = heads.placed(planned.rows, dtype, peaks)
-        found = attend(q, k, v, True, scale)
-        for low, high in portions.parts(past, planned.share):
-            keys, values = heads.decoded(low, high, scratch, peaks)
-            more = attend(q, keys, values, False, scale)
-            if high + heads.before < past:
-                found = heads.kept(found, more)
-            else:
-                heads.finish(found, more, peaks)
-        if past == heads.before:
-            heads.finish(found, None, peaks)
+        _attend(heads, known, planned, scratch)
+
+
+def _attend(heads: Heads, known: Known, planned: portions.Plan, scratch: torch.Tensor) -> None:
+    """Write the results of some heads; what it takes beside `scratch` is free when it returns."""
+    attend, scale = known.kernel.attend, heads.step.scoring.scale
+    past = heads.request.first_position
+    peaks = None if known.plain else heads.peaks()
+    q, k, v = heads.placed(planned.rows, scratch.dtype, peaks)
+    found = attend(q, k, v, True, scale)
+    for low, high in portions.parts(past, planned.share):
+        keys, values = heads.decoded(low, high, scratch, peaks)
+        more = attend(q, keys, values, False, scale)
+        if high + heads.before < past:
+            found = heads.kept(found, more)
+        else:
+            heads.finish(found, more, peaks)
+    if past == heads.before:
+        heads.finish(found, None, peaks)

@@ -39,16 +39,22 @@ def unit(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head, BACK: tl.constexpr
 
 
 @triton.jit
+def finite(rows):
+    """Which of them are neither NaN nor infinite."""
+    return tl.abs(rows) < float("inf")
+
+
+@triton.jit
 def within_halves(rows):
-    """What fp16 holds: larger numbers become its largest, NaN stays."""
-    rows = tl.where(rows > 65504.0, 65504.0, rows)
-    return tl.where(rows < -65504.0, -65504.0, rows)
+    """What fp16 holds: larger numbers become its largest; what is not finite stays."""
+    within = tl.minimum(tl.maximum(rows, -65504.0), 65504.0)
+    return tl.where(finite(rows), within, rows)
 
 
 @triton.jit
 def raise_peak(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head, rows):
-    """Raise a peak to the largest magnitude of rows; NaN does not count."""
-    magnitude = tl.where(rows == rows, tl.abs(rows), 0.0)
+    """Raise a peak to the largest magnitude of rows; what is not finite does not count."""
+    magnitude = tl.where(finite(rows), tl.abs(rows), 0.0)
     top = tl.max(tl.max(magnitude, 1), 0)
     # Of numbers that are not negative, the larger one's bits are.
     tl.atomic_max(peaks + ROW * HEADS + head, top.to(tl.int32, bitcast=True))

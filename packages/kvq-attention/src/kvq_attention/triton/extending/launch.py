@@ -11,7 +11,7 @@ import torch
 from kvq_attention import launches
 from kvq_attention.batch import Batch, Request
 from kvq_attention.errors import UnsupportedError
-from kvq_attention.routes import Route
+from kvq_attention.routes import DENSE, LOOP, SCRATCH, Route
 from kvq_attention.scoring import Scoring
 from kvq_attention.triton.extending import dense, routes
 from kvq_attention.triton.extending.scratch import extend_through
@@ -19,8 +19,6 @@ from kvq_attention.triton.extending.step import Step
 from kvq_attention.triton.extending.within import extend_within
 from kvq_attention.triton.side import Side
 from kvq_codecs import Encoded
-
-LOOP, SCRATCH, DENSE = "loop", "scratch", "dense"
 
 
 def extend_routes() -> tuple[Route, ...]:
@@ -130,9 +128,11 @@ class _Call:
         route = self.through(break_even)
         counts = [request.queries * self.step.group for request in host or ()]
         # What a host knows saves launches that would find nothing.
-        if route.fewest != 1 and (route.plan is None or not host or min(counts) < route.fewest):
+        through = route.plan is not None and (not host or max(counts) >= route.fewest)
+        below = route.fewest != 1 and (not host or min(counts) < route.fewest)
+        if below or not through:
             self.within(max(0, route.fewest - 1))
-        if route.plan is not None and (not host or max(counts) >= route.fewest):
+        if route.plan is not None and through:
             launches.record_route("triton", "extend", SCRATCH)
             extend_through(
                 *(self.step, self.sides, routes.packed(self.formats), self.num_pages),

@@ -6,7 +6,14 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.gather import decode_rows
-from kvq_attention.triton.extending.halves import KEYS, QUERIES, VALUES, own_rows, raise_peak
+from kvq_attention.triton.extending.halves import (
+    KEYS,
+    QUERIES,
+    VALUES,
+    finite,
+    own_rows,
+    raise_peak,
+)
 from kvq_attention.triton.extending.rows import load_scales
 from kvq_attention.triton.paging import find_pages
 
@@ -118,8 +125,8 @@ def find_peaks(
     """Raise peaks [3, HEADS], of keys, values and queries, to the largest magnitudes' bits.
 
     Of `past` tokens in the cache and `tokens` own ones, rows [tokens, heads, DIM]. A missing page
-    and NaN do not count. A program takes PAST_TOKENS or TOKENS tokens of a KV head; the grid's last
-    axis: packed keys, packed values, own keys, own values, queries.
+    and what is not finite do not count. A program takes PAST_TOKENS or TOKENS tokens of a KV head;
+    the grid's last axis: packed keys, packed values, own keys, own values, queries.
     """
     head = tl.program_id(1)
     what = tl.program_id(2)
@@ -189,5 +196,5 @@ def find_peaks(
                 for i in tl.static_range(GROUP):
                     asking = head * GROUP + i
                     more = own_rows(q, q_token, q_head, token, asking, tokens, K_DIM, WIDTH)
-                    rows = tl.maximum(rows, tl.where(more == more, tl.abs(more), 0.0))
+                    rows = tl.maximum(rows, tl.where(finite(more), tl.abs(more), 0.0))
                 raise_peak(peaks, QUERIES, HEADS, head, rows)

@@ -41,6 +41,15 @@ def parts(past: int, share: int) -> Iterator[tuple[int, int]]:
         low = high
 
 
+def count(past: int, share: int) -> int:
+    """How many parts that are."""
+    whole, size = past - before(past), min(share, _part(past))
+    if size == 0:
+        return 0
+    rest = whole % size
+    return whole // size + sum(1 for _ in parts(rest, size))
+
+
 def _part(tokens: int) -> int:
     """The largest size of a part that is not above: 1, 2, 3 or, to a power of two, 4 … 7 grains."""
     grains = tokens // GRAIN

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvq_attention.routes import PLAIN
 from kvq_attention.triton.extending import scratch
 
-# Formats whose rows are read as they are: a scratch would hold copies of them.
-PLAIN = ("fp32", "bf16", "fp16")
 # Query rows (query token × head of a KV head's group) from which on a request's past is decoded
 # once instead of by each tile of rows.
 BREAK_EVEN = 2048
