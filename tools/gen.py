@@ -66,8 +66,8 @@ def models_page() -> str:
 of an architecture that is not converted is refused with those that are.
 
 {served}
-Others are refused with the reason: encoder-decoder models, latent or sparse attention, layers that
-keep a state instead of a cache, and families that have not been proved to work.
+Others are refused with the reason: encoder-decoder models, latent or sparse attention, state-space
+layers, and families that have not been proved to work.
 
 `kvq plan` also works out what these store:
 

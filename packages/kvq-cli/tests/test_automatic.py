@@ -12,7 +12,7 @@ from geometries import shape
 from published import CONFIGS
 
 import kvq_codecs
-from kvq_cli.automatic import LADDER, automatic, check_context, room_for
+from kvq_cli.automatic import LADDER, automatic, check_context, room_for, state_notes
 from kvq_cli.choosing import choose_cache
 from kvq_cli.config import ConfigError, ModelGeometry, geometry, parse_cache_dtype
 from kvq_cli.models.source import ModelSource
@@ -138,3 +138,16 @@ def test_a_context_beyond_a_named_cache_is_refused():
 
 def test_the_models_own_context_is_cut_and_not_refused():
     checked(room(needed("q8_0")), "q8_0")
+
+
+def test_states_of_linear_attention_layers_are_set_aside_and_spoken_of():
+    hybrid = geometry({"model_type": "qwen3_5_text"})
+    options = ServeOptions("m", max_running_requests=5)
+    source = ModelSource(Path("nowhere"), "directory", "m")
+    found = room_for(source, hybrid, options, CPU, DTYPE)
+    assert found.budget.other_pools_bytes == 5 * hybrid.state.request_bytes()
+    assert room_for(source, MODEL, options, CPU, DTYPE).budget.other_pools_bytes == 0
+    (note,) = state_notes(hybrid, options)
+    assert "requests that begin alike are computed whole" in note
+    assert state_notes(hybrid, replace(options, cache_type="none")) == ()
+    assert state_notes(MODEL, options) == ()

@@ -106,7 +106,9 @@ def room_for(
     ratio = options.memory_ratio or machine.MEMORY_RATIO[device.type]
     free = machine.free_bytes(device)
     weights = min(free, weight_bytes(source, dtype.itemsize))
-    budget = Budget(free, free - weights, ratio)
+    running = options.max_running_requests
+    states = 0 if shape.state is None else running * shape.state.request_bytes(1, dtype.itemsize)
+    budget = Budget(free, free - weights, ratio, other_pools_bytes=states)
     return Room(shape, options, device, dtype, limits_of(context, options, dtype, device), budget)
 
 
@@ -123,6 +125,16 @@ def limits_of(
         on_host=device.type == "cpu",
         packed_prefill=options.prefill_reads == "packed",
         scratch_bytes=options.scratch_bytes,
+    )
+
+
+def state_notes(shape: ModelGeometry, options: ServeOptions) -> tuple[str, ...]:
+    """What a user should know of a model with linear-attention layers."""
+    if shape.state is None or options.cache_type == "none":
+        return ()
+    return (
+        "this model's linear-attention layers keep a state that pages do not hold: requests that "
+        "begin alike are computed whole, as with --cache-type none",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvq_cli import machine, sizing
-from kvq_cli.automatic import automatic, check_context, limits_of, room_for
+from kvq_cli.automatic import automatic, check_context, limits_of, room_for, state_notes
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
@@ -30,6 +30,7 @@ from kvq_cli.engine.cache import CacheChoice, CacheMeans, LiveCache
 from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import EngineSummary
 from kvq_cli.engine.runner import ModelRunner
+from kvq_cli.engine.states import StatePool
 from kvq_cli.models import attention, rotary
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import load, read_config
@@ -56,7 +57,7 @@ def build_engine(
     check_servable(shape)
     device = machine.choose_device(options.device)
     torch.set_num_threads(machine.choose_threads(options.threads))
-    check_graphs(options, device)
+    check_graphs(options, device, shape)
     dtype = machine.choose_dtype(options.dtype, device, config)
     room = room_for(source, shape, options, device, dtype)
     limits, budget = room.limits, room.budget
@@ -121,6 +122,7 @@ def build_engine(
                 *declared,
                 *quality_notes(shape, formats),
                 *rotary_notes(shape, limits.context),
+                *state_notes(shape, options),
                 *_attention_notes(cache.choice),
                 *_capacity_notes(limits.context, cache.max_tokens),
             ),
@@ -168,9 +170,13 @@ def assemble(
         choice,
         means,
         step_tokens=options.max_prefill_tokens,
-        prefix_cache=options.cache_type == "prefix",
+        # pages hold no states: a request that began with another's would have none
+        prefix_cache=options.cache_type == "prefix" and shape.state is None,
         namespace=namespace,
     )
+    running, states = options.max_running_requests, None
+    if shape.state is not None:
+        states = StatePool(shape.state, running, device=device, dtype=dtype)
     return Engine(
         ModelRunner(
             model,
@@ -179,8 +185,9 @@ def assemble(
             backends=choice.backends,
             prefill_reads=options.prefill_reads,
             scratch_bytes=options.scratch_bytes,
-            graph_rows=min(options.cuda_graph_max_bs, options.max_running_requests),
+            graph_rows=min(options.cuda_graph_max_bs, running),
             max_tokens=context,
+            states=states,
         ),
         cache,
         tokenizer,
@@ -189,8 +196,14 @@ def assemble(
     )
 
 
-def check_graphs(options: ServeOptions, device: torch.device) -> None:
-    """`ConfigError` where CUDA graphs are asked for and there is no GPU."""
+def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeometry) -> None:
+    """`ConfigError` where CUDA graphs are asked for and cannot be had."""
+    if options.cuda_graph_max_bs and shape.state is not None:
+        raise ConfigError(
+            f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and this "
+            f"{shape.model_type} model has linear-attention layers, whose states a graph does not "
+            "follow; use 0"
+        )
     if options.cuda_graph_max_bs and device.type != "cuda":
         raise ConfigError(
             f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "

@@ -40,6 +40,10 @@ SIZES = {
 }  # fmt: skip
 EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 4}
 HALF = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+}  # fmt: skip
 LONG, STEP = {"context": 4096, "chunk": 64}, {"context": 512, "chunk": 500}
 CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "a long context": ("llama", {}, "q8_0", LONG),
@@ -60,6 +64,9 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "only windows": ("mistral", {"sliding_window": 256}, "q4_0", {"context": 2048, "chunk": 256}),
     "experts": ("qwen3_moe", EXPERTS | {"moe_intermediate_size": 1024}, "bf16", STEP),
     "experts that clamp": ("gpt_oss", EXPERTS | {"intermediate_size": 1024}, "bf16", STEP),
+    "linear attention": ("qwen3_5_text", LINEAR, "q8_0", {"context": 2048, "chunk": 1024}),
+    "states of many requests": ("qwen3_next", LINEAR | EXPERTS | {"moe_intermediate_size": 64},
+                                "q8_0", {"context": 32, "chunk": 32, "requests": 16}),
     "a large vocabulary": ("llama", {"vocab_size": 50_000}, "q8_0",
                            {"context": 64, "chunk": 512, "requests": 8, "temperature": 1.0}),
 }  # fmt: skip

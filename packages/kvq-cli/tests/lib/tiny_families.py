@@ -20,6 +20,16 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32,
 }
 
+LINEAR: dict[str, Any] = {
+    **FOUR,
+    **WIDE,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+
 # name → (model type, what its config says beside BASE)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -58,6 +68,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         {"attention_multiplier": 0.2, "residual_multiplier": 0.5, "embedding_multiplier": 2.0,
          "logits_scaling": 4.0},
+    ),
+    "qwen3_next": ("qwen3_next", LINEAR | EXPERTS | {"shared_expert_intermediate_size": 32}),
+    "qwen3_5": ("qwen3_5_text", LINEAR),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text", LINEAR | EXPERTS | {"shared_expert_intermediate_size": 32}
     ),
 }  # fmt: skip
 

@@ -122,7 +122,7 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         cache_type="none",
     )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
-    check_graphs(options, device)
+    check_graphs(options, device, shape)
     choice = choose_cache(cache, shape, options, device, dtype)
     engine = assemble(
         model,

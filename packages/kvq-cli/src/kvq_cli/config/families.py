@@ -15,7 +15,8 @@ from kvq_cli.quoting import in_json
 # Families that `kvq serve` runs: each is compared with transformers' own attention calls.
 SERVED = (
     "llama", "smollm3", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gemma2",
-    "gemma3_text", "gpt_oss", "phi3", "olmo2", "granite",
+    "gemma3_text", "gpt_oss", "phi3", "olmo2", "granite", "qwen3_next", "qwen3_5_text",
+    "qwen3_5_moe_text",
 )  # fmt: skip
 # Families that `kvq plan` knows.
 PLANNED = tuple(DEFAULTS)
@@ -119,8 +120,6 @@ def check_servable(model: ModelGeometry) -> None:
         raise _unserved(keys, f"it has {_FOREIGN_KEYS['kv_lora_rank']}")
     if model.index is not None:
         raise _unserved(keys, f"it has {_FOREIGN_KEYS['index_topk']}")
-    if model.state is not None:
-        raise _unserved(keys, f"it has {_FOREIGN_KEYS['linear_num_value_heads']}")
     if model.model_type not in SERVED:
         raise _unserved(keys, "this family has not been proved to work")
     if model.model_type == "qwen2_moe" and model.window is not None:

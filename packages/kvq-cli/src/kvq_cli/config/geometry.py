@@ -65,11 +65,16 @@ class State:
     value_dim: int
     conv_tokens: int
 
-    def request_bytes(self, ranks: int = 1) -> int:
-        """Bytes of one request on one rank: fp32 matrices, 16-bit convolution inputs."""
+    @property
+    def channels(self) -> int:
+        """Inputs of the convolution at a token: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def request_bytes(self, ranks: int = 1, value_bytes: int = 2) -> int:
+        """Bytes of one request on one rank: fp32 matrices, inputs of the convolution."""
         matrix = 4 * self.value_heads * self.key_dim * self.value_dim
-        channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-        return len(self.layers) * (matrix + 2 * self.conv_tokens * channels) // ranks
+        inputs = value_bytes * self.conv_tokens * self.channels
+        return len(self.layers) * (matrix + inputs) // ranks
 
 
 @dataclass(frozen=True, slots=True)

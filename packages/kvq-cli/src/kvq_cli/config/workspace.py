@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvq_cli.config.geometry import ModelGeometry
+from kvq_cli.config.geometry import ModelGeometry, State
 from kvq_codecs.codec import DEVICE_CHUNK_VALUES, HOST_CHUNK_VALUES
 from kvq_pools import heads_per_rank
 
@@ -24,6 +24,8 @@ PACKED_CHUNK = 4096
 MOST_PARTS, TILE_ROWS = 16, 128
 # Codecs code a chunk of values at a time, through integers and floats of several widths.
 CODEC_BYTES_PER_VALUE = 36
+# Tokens that linear attention computes at once.
+LINEAR_CHUNK = 64
 FP32 = 4
 # So many values of distributions are drawn from at a time, but of one whole row at least.
 DRAWN_VALUES = 1 << 21
@@ -31,7 +33,7 @@ DRAWN_VALUES = 1 << 21
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Bytes by what needs them; of the last three only one lives at a time.
+    """Bytes by what needs them; of attention, feed_forward and logits one lives at a time.
 
     Attributes
     ----------
@@ -41,17 +43,19 @@ class Workspace:
         scratch that a past is decoded into, partial results
     feed_forward : one layer's, of all experts that a token visits
     logits : of one token a request, and the distributions that are drawn from at a time
+    states : what a step makes of its requests' states, until it counts
     """
 
     hidden: int
     attention: int
     feed_forward: int
     logits: int
+    states: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes at the peak."""
-        return self.hidden + max(self.attention, self.feed_forward, self.logits)
+        return self.hidden + self.states + max(self.attention, self.feed_forward, self.logits)
 
 
 def workspace(
@@ -109,7 +113,24 @@ def workspace(
     # scores, those in order, their order, and sums in float64
     drawing = 48 * min(values, max(DRAWN_VALUES, model.vocab_size))
     logits = values * (value_bytes + 2 * FP32) + drawing
-    return Workspace(hidden, attention, feed_forward * value_bytes, logits)
+    states = 0
+    if model.state is not None:
+        states = max_running_requests * model.state.request_bytes(ranks, value_bytes)
+        linear = _linear_bytes(model.state, max_running_requests, max_prefill_tokens)
+        attention = max(attention, linear // ranks)
+    return Workspace(hidden, attention, feed_forward * value_bytes, logits, states)
+
+
+def _linear_bytes(state: State, running: int, prompt: int) -> int:
+    """Of a linear-attention layer, which computes decodes together and then prompts one by one.
+
+    Prompts are cut into chunks of 64 tokens: by value head in float32 and several copies. Decodes
+    take a copy of their matrices and two more.
+    """
+    rows = state.value_heads * (5 * state.key_dim + 5 * state.value_dim + 4 * LINEAR_CHUNK)
+    chunks = (prompt + LINEAR_CHUNK) * (rows + 4 * state.channels)
+    decodes = 3 * running * state.value_heads * state.key_dim * state.value_dim
+    return FP32 * max(chunks, decodes)
 
 
 def _widest_layer(model: ModelGeometry, ranks: int) -> tuple[int, int]:

@@ -16,7 +16,9 @@ from kvq_cli.config import ModelGeometry
 from kvq_cli.engine.graphs import Capture, DecodeGraphs, capture_on_gpu
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
+from kvq_cli.engine.states import StatePool
 from kvq_cli.models.attention import StepContext
+from kvq_cli.models.linear import Part
 from kvq_pools import Pool
 
 
@@ -39,8 +41,11 @@ class ModelRunner:
         graph_rows: int = 0,
         max_tokens: int = 0,
         capture: Capture = capture_on_gpu,
+        states: StatePool | None = None,
     ) -> None:
+        """`states`: of linear-attention layers, with which nothing is replayed; None = none."""
         self.model = model
+        self.states = states
         self.geometry = geometry
         self.pool = pool
         self.backends = backends
@@ -76,6 +81,7 @@ class ModelRunner:
             self._tensor(last.astype(np.int64)),
             self._batch(decodes),
             self._batch(step.extends, any_cut=self.prefill_reads == "packed"),
+            self.states.begin(decodes, step.extends) if self.states is not None else (),
         )
 
     def _call(
@@ -85,6 +91,7 @@ class ModelRunner:
         last: torch.Tensor,
         decode: Batch | None,
         extend: Batch | None,
+        states: Sequence[Part] = (),
     ) -> torch.Tensor:
         """The model over tokens and positions [1, T]: logits of rows `last`."""
         context = StepContext(
@@ -95,6 +102,7 @@ class ModelRunner:
             backends=self.backends,
             prefill_reads=self.prefill_reads,
             scratch_bytes=self.scratch_bytes,
+            states=states,
         )
         output = self.model(
             input_ids=tokens,

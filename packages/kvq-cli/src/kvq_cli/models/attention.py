@@ -7,7 +7,7 @@ tokens of all requests of a step: decodes first, then extends.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from transformers import AttentionInterface
 
 from kvq_attention import Batch, ops
 from kvq_attention.support import Choice
+from kvq_cli.models import linear
+from kvq_cli.models.linear import Part
 from kvq_pools import Pool
 
 IMPLEMENTATION = "kvq"
@@ -34,6 +36,7 @@ class StepContext:
     backends : attention backend of each op
     prefill_reads : what an extend sees of its own chunk: "own" rows as they came, or "packed" ones
     scratch_bytes : that an extend of own rows may decode its past into
+    states : of linear-attention layers, by requests that are computed at once
     """
 
     pool: Pool
@@ -43,6 +46,7 @@ class StepContext:
     backends: Choice
     prefill_reads: str = "own"
     scratch_bytes: int = ops.SCRATCH_BYTES
+    states: Sequence[Part] = ()
 
     def attend(
         self,
@@ -128,3 +132,4 @@ def install(model: Any) -> None:
     """
     AttentionInterface.register(IMPLEMENTATION, attention)
     model.set_attn_implementation(IMPLEMENTATION)
+    linear.install(model)

@@ -1,0 +1,180 @@
+"""States of linear-attention layers: one a running request, beside its pages.
+
+What a step makes of them counts once its requests have advanced: a step that failed is computed
+again, a request at a time, from the states that it began with.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from kvq_cli.config import State
+from kvq_cli.engine.request import Request
+from kvq_cli.models.linear import Part
+from kvq_pools import SequencePages
+
+Work = Sequence[tuple[Request, int]]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a request's state is.
+
+    Attributes
+    ----------
+    pages : that the request had when it began; with others it begins anew
+    num_computed : tokens that the state has seen
+    twins : that may go on from it; the request forgets them when they part
+    """
+
+    slot: int
+    pages: SequencePages
+    num_computed: int
+    twins: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a step made of the states of a part, and how far its requests are when it counts."""
+
+    part: Part
+    requests: tuple[Request, ...]
+    ends: tuple[int, ...]
+
+
+class StatePool:
+    """Memory for the states of as many requests as may run at once."""
+
+    def __init__(
+        self, state: State, num_requests: int, *, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """`dtype`: of what is computed with, in which a convolution's inputs are kept."""
+        size = len(state.layers), num_requests
+        matrix = state.value_heads, state.key_dim, state.value_dim
+        inputs = state.channels, state.conv_tokens
+        self.matrices = torch.zeros(*size, *matrix, dtype=torch.float32, device=device)
+        self.inputs = torch.zeros(*size, *inputs, dtype=dtype, device=device)
+        self._index = {layer: i for i, layer in enumerate(state.layers)}
+        self._places: dict[Request, _Place] = {}
+        self._free = list(range(num_requests))
+        self._made: list[_Made] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self.matrices.nbytes + self.inputs.nbytes
+
+    def begin(self, decodes: Work, extends: Work) -> list[Part]:
+        """The states from which a step's requests go on: all decodes together, then each extend."""
+        work = [request for request, _ in (*decodes, *extends)]
+        self._settle(work)
+        self._place(work)
+        groups = [decodes] if decodes else []
+        groups += [[extend] for extend in extends]
+        parts, offset = [], 0
+        for group in groups:
+            count = sum(tokens for _, tokens in group)
+            places = [self._places[request] for request, _ in group]
+            fresh = places[0].num_computed == 0
+            slots = self._slots(places)
+            part = Part(
+                slice(offset, offset + count),
+                None if fresh else partial(self._copies, slots),
+                together=group is decodes,
+            )
+            requests = tuple(request for request, _ in group)
+            ends = tuple(request.num_computed + tokens for request, tokens in group)
+            self._made.append(_Made(part, requests, ends))
+            parts.append(part)
+            offset += count
+        return parts
+
+    def _slots(self, places: Sequence[_Place]) -> torch.Tensor:
+        return torch.tensor([place.slot for place in places], device=self.matrices.device)
+
+    def _copies(self, slots: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        index = self._index[layer]
+        return self.inputs[index, slots], self.matrices[index, slots]
+
+    def _settle(self, again: Container[Request]) -> None:
+        """Keep what steps made of the states of requests that have advanced by them.
+
+        Of those in `again`, which a failed step computes once more, and of those that ended, it is
+        forgotten; the others' waits, for parts of a step that failed advance when all are done.
+        """
+        waiting = []
+        for made in self._made:
+            rows = [row for row, request in enumerate(made.requests) if self._runs(request)]
+            kept = [row for row in rows if made.requests[row].num_computed == made.ends[row]]
+            if kept:
+                self._keep(made, kept)
+            left = [row for row in rows if row not in kept and made.requests[row] not in again]
+            if left:
+                waiting.append(made)
+        self._made = waiting
+
+    def _keep(self, made: _Made, rows: list[int]) -> None:
+        places = [self._places[made.requests[row]] for row in rows]
+        slots = self._slots(places)
+        for layer, (inputs, matrices) in made.part.made.items():
+            index = self._index[layer]
+            self.inputs[index, slots] = inputs[rows]
+            self.matrices[index, slots] = matrices[rows]
+        for place, row in zip(places, rows, strict=True):
+            place.num_computed = made.ends[row]
+
+    def _runs(self, request: Request) -> bool:
+        return request in self._places
+
+    def _place(self, work: Sequence[Request]) -> None:
+        """Give requests that have none a slot; those that go on from others' pages, a copy."""
+        new = []
+        for request in work:
+            place = self._places.get(request)
+            if place is None or place.pages is not request.pages:
+                new.append(request)
+            elif place.num_computed != request.num_computed:
+                raise RuntimeError(
+                    f"request {request.request_id} goes on at token {request.num_computed} and "
+                    f"its state is at {place.num_computed}"
+                )
+        sources = {request: self._source(request) for request in new if request.num_computed}
+        copies: Counter[Request | None] = Counter(sources.values())
+        for request in [r for r in self._places if self._ended(r) and r not in copies]:
+            self._free.append(self._places.pop(request).slot)
+        for request in new:
+            assert request.pages is not None
+            source = sources.get(request)
+            copies[source] -= 1
+            if source is not None and self._ended(source) and not copies[source]:
+                slot = self._places.pop(source).slot  # nobody else goes on from it
+            else:
+                slot = self._free.pop()
+                if source is not None:
+                    self._copy(self._places[source].slot, slot)
+            self._places[request] = _Place(slot, request.pages, request.num_computed)
+        for request in work:
+            if request.twins:
+                self._places[request].twins = tuple(request.twins)
+
+    def _copy(self, source: int, target: int) -> None:
+        for buffer in (self.inputs, self.matrices):
+            buffer[:, target] = buffer[:, source]
+
+    def _source(self, request: Request) -> Request:
+        """The request whose twin this one is, where both part."""
+        for other, place in self._places.items():
+            if request in place.twins and place.num_computed == request.num_computed:
+                return other
+        raise RuntimeError(
+            f"request {request.request_id} goes on at token {request.num_computed} and no state "
+            "is there"
+        )
+
+    def _ended(self, request: Request) -> bool:
+        return request.pages is not self._places[request].pages
