@@ -9,6 +9,8 @@ from tiny_models import generate, greedy, make_engine, random_prompt, run, token
 from kvq_cli.config import geometry, rotary_notes
 from kvq_cli.models import rotary
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SHORT, LONG = 32, 128
 LONGROPE = {
     "max_position_embeddings": LONG,
