@@ -61,10 +61,10 @@ class ModelRunner:
         return self._graph_rows > 0
 
     @torch.inference_mode()
-    def forward(self, step: Schedule) -> torch.Tensor:
+    def forward(self, step: Schedule, *, every_token: bool = False) -> torch.Tensor:
         """Logits [R, vocabulary] of each request's last computed token: decodes, then extends.
 
-        They last until the next call.
+        Of every computed token, [T, vocabulary], on demand. They last until the next call.
         """
         if not step.extends and len(step.decodes) <= self._graph_rows:
             return self._decode_graphs().compute(step.decodes)
@@ -74,11 +74,12 @@ class ModelRunner:
         positions = np.concatenate(
             [np.arange(r.num_computed, r.num_computed + count) for r, count in work]
         )
-        last = np.cumsum([count for _, count in work]) - 1
+        counts = [count for _, count in work]
+        kept = np.arange(sum(counts)) if every_token else np.cumsum(counts) - 1
         return self._call(
             self._tensor(np.asarray([tokens], np.int64)),
             self._tensor(positions[None].astype(np.int64)),
-            self._tensor(last.astype(np.int64)),
+            self._tensor(kept.astype(np.int64)),
             self._batch(decodes),
             self._batch(step.extends, any_cut=self.prefill_reads == "packed"),
             self.states.begin(decodes, step.extends) if self.states is not None else (),
@@ -88,12 +89,12 @@ class ModelRunner:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        last: torch.Tensor,
+        kept: torch.Tensor,
         decode: Batch | None,
         extend: Batch | None,
         states: Sequence[Part] = (),
     ) -> torch.Tensor:
-        """The model over tokens and positions [1, T]: logits of rows `last`."""
+        """The model over tokens and positions [1, T]: logits of rows `kept`."""
         context = StepContext(
             pool=self.pool,
             decode=decode,
@@ -108,7 +109,7 @@ class ModelRunner:
             input_ids=tokens,
             position_ids=positions,
             use_cache=False,
-            logits_to_keep=last,
+            logits_to_keep=kept,
             kvq_step=context,
         )
         logits: torch.Tensor = output.logits[0]

@@ -1,0 +1,12 @@
+"""Tiny products on many threads wait for each other longer than they compute."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
