@@ -10,6 +10,7 @@ import typer
 
 from kvq_cli.commands import bench, ctl
 from kvq_cli.commands.check import check
+from kvq_cli.commands.eval import evaluate
 from kvq_cli.commands.formats import formats
 from kvq_cli.commands.plan import plan
 from kvq_cli.commands.serve import serve
@@ -30,6 +31,7 @@ app.command()(serve)
 app.command()(plan)
 app.command()(formats)
 app.command()(check)
+app.command("eval")(evaluate)
 app.add_typer(ctl.app, name="ctl")
 app.add_typer(bench.app, name="bench")
 

@@ -22,6 +22,7 @@ EXIT_CODES = """
 | 4 | `kvq ctl`: the server failed at it; the message says whether it serves on |
 | 4 | `kvq bench`: an output is wrong or a kernel failed; the message names each |
 | 130 | Ctrl-C before `kvq serve` was up, or of another command; a server that was asked goes on |
+| 130 | `kvq eval`: Ctrl-C; what was finished is shown and, with `--json`, kept |
 """
 
 

@@ -47,8 +47,10 @@ class Screen:
         for row in rows:
             shown.add_row(*row)
         # Into a file or a pipe it goes whole; a terminal is as wide as it is.
-        width = None if self._console.is_terminal else WIDE
-        self._console.print(shown, width=width, crop=False)
+        console = self._console
+        if not console.is_terminal:
+            console = Console(highlight=False, width=WIDE)
+        console.print(shown, crop=False)
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str, int, int], None]]:

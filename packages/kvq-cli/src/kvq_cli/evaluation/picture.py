@@ -37,7 +37,7 @@ def scatter(record: Mapping[str, Any]) -> str:
 
 def _plot(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Axes and points."""
-    largest = max(row["bytes_per_token"] for row in rows)
+    largest: float = max(row["bytes_per_token"] for row in rows)
     low = math.floor(math.log10(min(row["kl_mean"] for row in rows)))
     high = max(low + 1, math.ceil(math.log10(max(row["kl_mean"] for row in rows))))
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM

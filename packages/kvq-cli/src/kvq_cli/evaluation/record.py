@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ class RecordError(ConfigError):
 
 
 def as_json(record: Mapping[str, Any]) -> str:
-    """The same record gives the same text."""
-    return json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    """The same record gives the same text; what holds nothing but figures is on one line."""
+    indented = json.dumps(record, indent=1, ensure_ascii=False)
+    # strings have no line ends of their own in JSON
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda m: re.sub(r"\n\s*", "", m[0]), indented) + "\n"
 
 
 def finished(path: Path, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

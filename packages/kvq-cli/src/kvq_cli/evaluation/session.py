@@ -177,7 +177,8 @@ class Session:
             chunk_tokens=options.chunk_tokens,
             tell=progress,
         )
-        self._keep(about, rows, names, None)
+        # a file that cannot be written is known before anything is computed
+        self._keep(about, rows, names, options.record)
         for row in evaluator.run(formats, finished=rows.keys()):
             rows[row["format"]] = row
             self._keep(about, rows, names, options.record)

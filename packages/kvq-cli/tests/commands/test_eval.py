@@ -1,0 +1,114 @@
+"""`kvq eval` as its users run it."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from evaluating import letters
+from tiny_models import llama
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from kvq_cli.evaluation.session import Session
+from kvq_cli.main import app
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A tiny model on disk whose tokens are characters."""
+    directory: Path = tmp_path_factory.mktemp("tiny")
+    llama().save_pretrained(directory)
+    vocabulary = {chr(32 + n): n for n in range(96)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(directory)
+    return str(directory)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "letters.txt"
+    path.write_text(letters(400).content)
+    return str(path)
+
+
+def run(*arguments: str) -> Any:
+    given = ["eval", *arguments, "--device", "cpu", "--threads", "1"]
+    return CliRunner().invoke(app, given, env={"COLUMNS": "200"})
+
+
+def test_tables_a_record_and_a_picture(model, text, tmp_path):
+    record, plot = tmp_path / "record.json", tmp_path / "plot.svg"
+    arguments = (model, "--text", text, "--context", "160", "--json", str(record))
+    done = run(*arguments, "--kv-cache-dtype", "q4_0,k=q8_0,v=q4_0", "--plot", str(plot))
+    assert done.exit_code == 0, done.output
+    held = json.loads(record.read_text())
+    assert [row["format"] for row in held["rows"]] == ["fp32", "q4_0", "k=q8_0,v=q4_0"]
+    assert (held["text"]["name"], held["text"]["tokens"]) == ("letters.txt", 320)
+    for row in held["rows"]:
+        assert f"{row['perplexity']:.4f}" in done.output
+        assert row["format"] in done.output
+    assert "the largest channel of layer" in done.output
+    labels = [e.text for e in ET.fromstring(plot.read_text()).iter() if e.tag.endswith("text")]
+    assert {"q4_0", "k=q8_0,v=q4_0"} <= set(labels) and "fp32" not in labels
+
+    # once more with another format: what is there is kept, and the picture shows all
+    again = run(*arguments, "--kv-cache-dtype", "bf16", "--plot", str(plot))
+    assert again.exit_code == 0, again.output
+    rows = {row["format"]: row for row in json.loads(record.read_text())["rows"]}
+    assert all(rows[row["format"]] == row for row in held["rows"]) and len(rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-cache-dtype", "q9_0"], "'q9_0'"),
+        (["--kv-cache-dtype", "iso4"], "iso4 cannot store the keys"),
+        (["--kv-cache-dtype", "0:bf16"], "layer 1 has no format"),
+        (["--context", "512"], "context 512 exceeds the 256 positions"),
+        (["--context", "64"], "context must be at least 128, got 64"),
+        (["--tokens", "4k"], "the text has 400 tokens and"),
+        (["--tokens", "many"], "'many' is no number of tokens"),
+        (["--text", "absent.txt"], "'absent.txt' cannot be read"),
+        (["--plot", "plot.png"], "must end in .svg"),
+        (["--attention-backend", "cuda"], "cuda"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_in_one_message(model, text, arguments, message):
+    done = run(model, "--text", text, *arguments)
+    assert done.exit_code == 2, done.output
+    assert message in done.output and "Traceback" not in done.output
+
+
+def test_a_model_that_is_not_there(text):
+    done = run("nowhere", "--text", text)
+    assert (done.exit_code, "there is no model at 'nowhere'" in done.output) == (2, True)
+
+
+def test_ctrl_c_shows_what_is_finished(model, text, monkeypatch, tmp_path):
+    evaluate = Session.evaluate
+
+    def interrupted(self: Session, *given: Any) -> None:
+        *others, progress = given
+
+        def tell(name: str, done: int, total: int) -> None:
+            progress(name, done, total)
+            if name == "q8_0" and done:
+                raise KeyboardInterrupt
+
+        evaluate(self, *others, tell)
+
+    monkeypatch.setattr(Session, "evaluate", interrupted)
+    record = tmp_path / "record.json"
+    arguments = ("--text", text, "--context", "128", "--tokens", "128", "--json", str(record))
+    done = run(model, *arguments, "--kv-cache-dtype", "bf16,q8_0")
+    assert done.exit_code == 130
+    assert "interrupted" in done.output and "128 tokens of letters.txt" in done.output
+    rows = json.loads(record.read_text())["rows"]
+    assert [row["format"] for row in rows] == ["fp32", "bf16"]
+    assert all(f"{row['perplexity']:.4f}" in done.output for row in rows)
