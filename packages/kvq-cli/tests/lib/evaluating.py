@@ -90,7 +90,7 @@ class RoundedCache(DynamicCache):
 def plain_logits(model: Any, window: Sequence[int], k: str = "fp32", v: str = "fp32") -> Any:
     """Logits [tokens, vocabulary], float64, of transformers over such a cache."""
     implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")
+    model.set_attn_implementation("sdpa")
     try:
         with torch.inference_mode():
             ids = torch.tensor([list(window)])
