@@ -90,7 +90,8 @@ class Evaluator:
             side: sorted({REFERENCE, *(c for f in formats for c in self._codecs(f, side).values())})
             for side in SIDES
         }
-        told = _Told(self.tell, f"{REFERENCE}, the reference", self.material.num_tokens)
+        total = sum(map(len, (*self.material.windows, *self.material.prompts)))
+        told = _Told(self.tell, "what the model itself predicts", total)
         errors, divergence, hidden = RowErrors(codecs), Divergence(), []
         cache = self._cache(REFERENCE)
         for window in self.material.windows:
@@ -103,6 +104,7 @@ class Evaluator:
                     told.more(chunk.stop - chunk.start)
             hidden.append(torch.cat(seen))
         continuations = cache.greedy(self.material.prompts, self.material.new_tokens)
+        told.all()
         return Reference(hidden, continuations, errors, divergence)
 
     def _row(self, name: str, formats: Formats, reference: Reference) -> dict[str, Any]:
