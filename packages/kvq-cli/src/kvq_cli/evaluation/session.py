@@ -31,7 +31,7 @@ from kvq_cli.evaluation import record as records
 from kvq_cli.evaluation.evaluator import REFERENCE, Evaluator, Progress
 from kvq_cli.evaluation.material import Material
 from kvq_cli.evaluation.texts import Text, read_text, tokenize
-from kvq_cli.models import attention
+from kvq_cli.models import attention, rotary
 from kvq_cli.models.loader import LoadedModel, load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
@@ -123,6 +123,7 @@ class Session:
         report(f"loading {source.name} ({options.model})")
         loaded = load(source, dtype=dtype, device=device, progress=progress)
         attention.install(loaded.model)
+        rotary.settle(loaded.model, context)
         self.evaluate(
             loaded,
             text,
