@@ -157,3 +157,10 @@ def test_p061_keys_that_stand_out_show_before_anything_is_served():
     rows = {row["format"]: row for row in evaluate(model, "q4_0,k=q8_0,v=q4_0")["rows"]}
     assert min(each["k_outlier_ratio"] for each in rows["fp32"]["layers"]) > 10
     assert rows["q4_0"]["kl_mean"] > 5 * rows["k=q8_0,v=q4_0"]["kl_mean"]
+
+
+def test_a_record_is_json_whose_figures_share_a_line():
+    record = {"name": 'a "{[\n] b', "rows": [{"greedy": [1, 2], "layers": [{"k": {"error": 0.5}}]}]}
+    text = as_json(record)
+    assert json.loads(text) == record
+    assert '"greedy": [1, 2]' in text and '{"error": 0.5}' in text

@@ -43,12 +43,11 @@ def test_layers_weigh_by_the_size_of_their_rows():
     assert errors.total("k", {0: "q4_0"}) == errors.layer("k", 0, "q4_0")["relative_error"]
 
 
-def test_one_sided_clipping_shows_as_a_mean_error():
-    """q4_0 has one level more on the side of a block's largest value: the other side is clipped."""
-    block = torch.linspace(-8, 8, 33)[:-1]  # its largest is the −8, and +8 has no code
-    rows = block.repeat(100, 1, 1)
-    rows[..., -1] = 7.99
+def test_clipping_on_one_side_shows_as_a_mean_error():
+    """q4_0 keeps a block's largest value if it is negative, and 7/8 of it if it is positive."""
     errors = RowErrors({"k": ["q4_0", "q8_0"]})
-    errors.add("k", 0, rows)
-    found = {codec: errors.layer("k", 0, codec)["mean_error"] for codec in ("q4_0", "q8_0")}
-    assert abs(found["q4_0"]) > 20 * abs(found["q8_0"])
+    errors.add("k", 0, torch.full((10, 1, 32), 8.0))
+    errors.add("k", 1, torch.full((10, 1, 32), -8.0))
+    found = [errors.layer("k", layer, "q4_0")["mean_error"] for layer in (0, 1)]
+    assert found == [-1 / 8, 0.0]
+    assert errors.layer("k", 0, "q8_0")["mean_error"] == pytest.approx(0.0, abs=1e-3)

@@ -23,7 +23,11 @@ def as_json(record: Mapping[str, Any]) -> str:
     """The same record gives the same text; what holds nothing but figures is on one line."""
     indented = json.dumps(record, indent=1, ensure_ascii=False)
     # strings have no line ends of their own in JSON
-    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda m: re.sub(r"\n\s*", "", m[0]), indented) + "\n"
+    return re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda flat: _one_line(flat[0]), indented) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\n\s*", "", re.sub(r",\n\s*", ", ", text))
 
 
 def finished(path: Path, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
