@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from scripted_engine import ScriptedEngine
 
-from kvq_cli.commands.screen import curl, panel
+from kvq_cli.commands.screen import Screen, curl, panel
 
 
 def shown(**changes):
@@ -44,3 +44,11 @@ def test_p100_the_start_says_what_a_token_costs_how_many_fit_and_what_bf16_would
     )
     assert "6,480 bytes, 28.1% of bf16's 23,040" in text
     assert "145,920 tokens in" in text and "bf16 would hold 41,024" in text
+
+
+def test_a_table_that_nobody_reads_on_a_terminal_is_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    columns = [f"a long column {n}" for n in range(9)]
+    Screen().table("title", columns, [[f"cell number {n}" for n in range(9)]])
+    shown = capsys.readouterr().out
+    assert all(word in shown for n in range(9) for word in (columns[n], f"cell number {n}"))
