@@ -16,6 +16,7 @@ from kvq_cli.engine.params import SamplingParams
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.engine.scheduler import Schedule
+from kvq_cli.engine.states import StatePool
 from kvq_pools import CacheSpace, Pool, SequencePages
 
 
@@ -67,7 +68,7 @@ class FormatCache:
         """`capacity`: lengths of the sequences that it must hold at the same time."""
         self.tokenizer = tokenizer
         self.chunk_tokens = chunk_tokens
-        device = next(model.parameters()).device
+        device, dtype = next((p.device, p.dtype) for p in model.parameters())
         num_pages = sum(
             pages_per_request(
                 shape,
@@ -84,8 +85,16 @@ class FormatCache:
             to_host=lambda array: array.to("cpu", copy=True),
         )
         self.space = CacheSpace(choice.plan, num_pages)
+        states = None
+        if shape.state is not None:
+            states = StatePool(shape.state, len(capacity), device=device, dtype=dtype)
         self.runner = ModelRunner(
-            model, shape, self.pool, backends=choice.backends, prefill_reads="packed"
+            model,
+            shape,
+            self.pool,
+            backends=choice.backends,
+            prefill_reads="packed",
+            states=states,
         )
 
     def forced(self, tokens: Sequence[int]) -> Iterator[Chunk]:
@@ -101,7 +110,7 @@ class FormatCache:
                 yield Chunk(start, stop, logits, self.pool, request.pages)
                 self._advance(request, stop)
         finally:
-            request.pages.close()
+            self._close(request)
 
     def tail(self, tokens: Sequence[int], count: int) -> torch.Tensor:
         """Logits [count, vocabulary] that predict the last `count` of known tokens."""
@@ -130,8 +139,7 @@ class FormatCache:
             return [request.tokens[request.prompt_tokens :] for request in requests]
         finally:
             for request in requests:
-                if request.pages is not None:
-                    request.pages.close()
+                self._close(request)
 
     def _prefill(self, request: Request) -> None:
         """Compute a prompt and append the token that follows."""
@@ -153,6 +161,13 @@ class FormatCache:
             detokenizer=Detokenizer(self.tokenizer),
             pages=self.space.open(),
         )
+
+    @staticmethod
+    def _close(request: Request) -> None:
+        """Give its pages back, and with them its state if it has one."""
+        if request.pages is not None:
+            request.pages.close()
+            request.pages = None
 
     @staticmethod
     def _advance(request: Request, num_computed: int) -> None:
