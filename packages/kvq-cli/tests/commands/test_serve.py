@@ -257,6 +257,7 @@ def test_every_option_reaches_the_engine(start):
         "max_prefill_tokens": 64,
         "prefill_reads": "packed",
         "prefill_scratch_mb": 8,
+        "cuda_graph_max_bs": 6,
         "on_failed_check": "fallback",
         "attention_backend": "reference",
         "memory_ratio": 0.5,
