@@ -40,7 +40,8 @@ def test_every_format_is_read_around_dense_kernels(
     kernels: list[Compiled], others: list[Compiled]
 ) -> None:
     made = {(k.job, k.arch) for k in kernels}
-    assert made == {(codec, arch) for codec in kvq_codecs.names() for arch in PLAIN}
+    codecs = set(kvq_codecs.names()) - {"fp32"}  # which goes elsewhere
+    assert made == {(codec, arch) for codec in codecs for arch in PLAIN}
     assert {k.arch for k in kernels + others} == {*ARCHS, *AMD}
     for job, arch in {(k.job, k.arch) for k in kernels + others}:
         names = {k.kernel for k in kernels + others if (k.job, k.arch) == (job, arch)}

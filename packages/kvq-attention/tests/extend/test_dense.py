@@ -145,6 +145,8 @@ def test_a_smaller_bound_takes_heads_and_parts_in_turn(
     # token; of rows of two query heads: placed, of two results, and of what is kept.
     token, own = 2 * 128 * 2, 32 * (4 * 128 * 2 + 4 * (128 * 2 + 4) + 2 * (128 * 4 + 4))
     monkeypatch.setattr(portions, "ENOUGH", 64)
+    calls = dense.CALLS
+    monkeypatch.setattr(dense, "CALLS", 1000)
     for bound, heads, share in (
         (2 * (224 * token + own), 2, 224),
         (2 * (64 * token + own), 2, 64),
@@ -158,11 +160,17 @@ def test_a_smaller_bound_takes_heads_and_parts_in_turn(
             out = densely(place, scene, sinks=sinks, scratch_bytes=bound)
         check_output(scene, out, sinks=sinks)
         assert served == [1]
-        assert [(each.heads, each.share) for each in plans] == [(heads, share)]
-        assert plans[0].nbytes <= bound
+        assert (plans[-1].heads, plans[-1].share) == (heads, share), "of the one that is served"
+        assert plans[-1].nbytes <= bound
     served.clear()
     check_output(scene, densely(place, scene, scratch_bytes=16 * token + own - 1))
     assert not served, "there is no room for results"
+    monkeypatch.setattr(dense, "CALLS", calls)
+    monkeypatch.setattr(dense, "FEWEST_PRODUCTS", 17 * (245 + 8) * 4 * 128)
+    check_output(scene, densely(place, scene, scratch_bytes=16 * token + own))
+    assert not served, "so little work is not worth 32 calls"
+    densely(place, scene, scratch_bytes=2 * (224 * token + own))
+    assert served == [1]
 
 
 @each_place(TRITONS)
