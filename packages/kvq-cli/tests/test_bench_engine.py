@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from kvq_cli.benching import engines
-from kvq_cli.benching.plan import EnginePlan, RandomModel, parse_formats, parse_steps
+from kvq_cli.benching.plan import EnginePlan, RandomModel, parse_steps
 from kvq_cli.config import ConfigError
 from kvq_cli.main import app
 
@@ -21,13 +21,12 @@ def plan():
     return EnginePlan(model, ("q8_0",), CASES, device="cpu", repeat=2)
 
 
-def test_cases_and_formats_are_read_as_they_are_written():
+def test_cases_are_read_as_they_are_written():
     assert [case.name for case in parse_steps("1x1000,64x32k,2k+8k,1x1000")] == [
         "1x1000",
         "64x32k",
         "2k+8k",
     ]
-    assert parse_formats("bf16,k=q8_0,v=q4_0,iso3") == ("bf16", "k=q8_0,v=q4_0", "iso3")
 
 
 def test_the_timed_steps_have_the_tokens_of_their_case(plan, monkeypatch):

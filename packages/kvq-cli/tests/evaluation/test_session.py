@@ -8,9 +8,9 @@ from evaluating import evaluate, letters
 from tiny_models import llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvq_cli.config import CacheFormatError, ConfigError, geometry
+from kvq_cli.config import CacheFormatError, ConfigError, geometry, split_formats
 from kvq_cli.evaluation.record import RecordError, as_json
-from kvq_cli.evaluation.session import EvalOptions, Session, split_formats, wanted_formats
+from kvq_cli.evaluation.session import EvalOptions, Session, wanted_formats
 
 FORMATS = "q8_0,k=q8_0,v=q4_0,q4_0"
 MIX = "0:bf16,1:k=q8_0,v=q4_0"

@@ -69,9 +69,3 @@ def parse_steps(text: str) -> tuple[Case | Extend, ...]:
     for part in text.split(","):
         found += parse_extends(part) if "+" in part else parse_cases(part)
     return tuple(dict.fromkeys(found))
-
-
-def parse_formats(text: str) -> tuple[str, ...]:
-    """Codecs, or k=CODEC,v=CODEC, separated by commas."""
-    parts = re.findall(r"k=[^,]*,\s*v=[^,]*|[^,]+", text)
-    return tuple(dict.fromkeys(part.strip() for part in parts))

@@ -91,13 +91,14 @@ def engine(
 
     from kvq_attention import bench as attention_bench
     from kvq_cli import benching
-    from kvq_cli.benching.plan import RandomModel, parse_formats, parse_steps
+    from kvq_cli.benching.plan import RandomModel, parse_steps
     from kvq_cli.commands.screen import Screen
+    from kvq_cli.config import split_formats
     from kvq_cli.plots import bar_chart
 
     plan = benching.EnginePlan(
         model=RandomModel.parse(random, shape) if random is not None else model or "",
-        formats=parse_formats(kv_cache_dtype),
+        formats=tuple(dict.fromkeys(split_formats(kv_cache_dtype))),
         cases=parse_steps(cases),
         device=device,
         dtype=dtype,

@@ -13,6 +13,7 @@ from kvq_cli.config.formats import (
     parse_formats,
     parse_layer_dtypes,
     quality_notes,
+    split_formats,
 )
 from kvq_cli.config.geometry import Family, Index, Latent, ModelGeometry, State
 from kvq_cli.config.pools import build_plan, pages_per_request
@@ -48,6 +49,7 @@ __all__ = [
     "parse_layer_dtypes",
     "quality_notes",
     "rotary_notes",
+    "split_formats",
     "token_ids",
     "workspace",
 ]

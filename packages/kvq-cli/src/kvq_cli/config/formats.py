@@ -106,6 +106,21 @@ def parse_formats(text: str, model: ModelGeometry) -> Formats:
     return parse_layer_dtypes(text, model) if ":" in text else parse_cache_dtype(text, BY_LAYER)
 
 
+def split_formats(text: str) -> list[str]:
+    """Formats with commas between them; what is layer by layer stands alone.
+
+    >>> split_formats("q8_0,k=q8_0,v=q4_0,iso4")
+    ['q8_0', 'k=q8_0,v=q4_0', 'iso4']
+    """
+    if ":" in text:
+        return [text]
+    found: list[str] = []
+    for part in text.split(","):
+        pair = found and "=" in found[-1] and "," not in found[-1] and "=" in part
+        found[-1:] = [f"{found[-1]},{part}"] if pair else [*found[-1:], part]
+    return found
+
+
 def distinct(formats: Formats) -> tuple[CacheFormat, ...]:
     """The formats that occur."""
     if isinstance(formats, CacheFormat):

@@ -25,6 +25,7 @@ from kvq_cli.config import (
     check_servable,
     geometry,
     parse_formats,
+    split_formats,
 )
 from kvq_cli.engine.cache import CacheChoice
 from kvq_cli.evaluation import record as records
@@ -214,21 +215,6 @@ def wanted_formats(texts: Sequence[str], shape: ModelGeometry) -> list[Formats]:
         except CacheFormatError:
             continue
         found.append(CacheFormat(k, v))
-    return found
-
-
-def split_formats(text: str) -> list[str]:
-    """Formats with commas between them; what is layer by layer stands alone.
-
-    >>> split_formats("q8_0,k=q8_0,v=q4_0,iso4")
-    ['q8_0', 'k=q8_0,v=q4_0', 'iso4']
-    """
-    if ":" in text:
-        return [text]
-    found: list[str] = []
-    for part in text.split(","):
-        pair = found and "=" in found[-1] and "," not in found[-1] and "=" in part
-        found[-1:] = [f"{found[-1]},{part}"] if pair else [*found[-1:], part]
     return found
 
 
