@@ -35,7 +35,6 @@ def merge_parts(
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
-    FEWEST: tl.constexpr,
     MOST: tl.constexpr,
     LINES: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -57,7 +56,7 @@ def merge_parts(
     queries = tl.load(query_offsets + request + 1, mask=there, other=0) - start
     length = tl.load(seq_lens + request, mask=there, other=0)
     _first, _size, _tiles, parts = parting(
-        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, True
+        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, 0, MOST, True
     )
     there = there & (parts > 1)
     if tl.max(there.to(tl.int32), 0) > 0:
@@ -71,7 +70,7 @@ def merge_parts(
             GROUP,
             ROWS,
             TOKENS,
-            FEWEST,
+            0,
             MOST,
             True,
             REQUESTS,

@@ -51,7 +51,6 @@ def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int) -> No
         V_WIDTH=v.columns * v.tile.split,
         KV_HEADS=step.kv_heads,
         LINES=MERGED_LINES,
-        FEWEST=0,
         MOST=most,
         SINKS=sinks is not None,
     )
