@@ -56,6 +56,7 @@ def check(
     torch's caching allocator would hide faults, so it is off. Skips where the GPU lets no tool in.
     """
     under = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    under += ["--print-limit", "8"]  # each takes seconds, as torch has many symbols
     if tool == "racecheck":
         under += ["--racecheck-report", "all"]
     for kernel in kernels:
