@@ -72,6 +72,23 @@ def test_the_command_records_what_it_measured(tmp_path):
     assert "steps 2x20" in result.output
 
 
+def test_the_same_steps_compiled_and_beside_transformers_own(tmp_path, monkeypatch):
+    compiled = []
+    monkeypatch.setattr("kvq_cli.benching.session.compile_parts", compiled.append)
+    path = tmp_path / "record.json"
+    given = ["--random", TINY, "--shape", "4/2x16", "--device", "cpu", "--dtype", "float32"]
+    given += ["--kv-cache-dtype", "fp32", "--cases", "2x20,16+16", "--repeat", "1"]
+    result = CliRunner().invoke(
+        app, ["bench", "engine", *given, "--compile", "--peer", "--json", str(path)]
+    )
+    assert result.exit_code == 0, result.output
+    record = json.loads(path.read_text())
+    decode, chunk = record["rows"]
+    assert decode["transformers_ms"] > 0 and chunk["transformers_ms"] is None
+    assert len(compiled) == 1 and record["title"].startswith("Steps of the engine, compiled")
+    assert record["command"].endswith("--compile --peer")
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

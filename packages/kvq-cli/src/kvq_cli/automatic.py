@@ -109,22 +109,30 @@ def room_for(
     running = options.max_running_requests
     states = 0 if shape.state is None else running * shape.state.request_bytes(1, dtype.itemsize)
     budget = Budget(free, free - weights, ratio, other_pools_bytes=states)
-    return Room(shape, options, device, dtype, limits_of(context, options, dtype, device), budget)
+    return Room(
+        shape, options, device, dtype, limits_of(context, options, shape, dtype, device), budget
+    )
 
 
 def limits_of(
-    context: int, options: ServeOptions, dtype: torch.dtype, device: torch.device
+    context: int,
+    options: ServeOptions,
+    shape: ModelGeometry,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Limits:
     """What the options let happen at once, on a device."""
+    on_host = device.type == "cpu"
     return Limits(
         context,
         options.page_tokens,
         options.max_running_requests,
         options.max_prefill_tokens,
         value_bytes=dtype.itemsize,
-        on_host=device.type == "cpu",
+        on_host=on_host,
         packed_prefill=options.prefill_reads == "packed",
         scratch_bytes=options.scratch_bytes,
+        graph_rows=options.graph_rows(shape, on_host=on_host),
     )
 
 

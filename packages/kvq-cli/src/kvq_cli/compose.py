@@ -32,6 +32,7 @@ from kvq_cli.engine.params import EngineSummary
 from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.engine.states import StatePool
 from kvq_cli.models import attention, rotary
+from kvq_cli.models.compiled import compile_parts
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
@@ -78,6 +79,9 @@ def build_engine(
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     attention.install(loaded.model)
+    if options.compile:
+        parts = compile_parts(loaded.model)
+        report(f"{parts} parts of the model are compiled when they are first used")
     name = options.served_model_name or loaded.name
     engine = assemble(
         loaded.model,
@@ -144,7 +148,7 @@ def assemble(
 ) -> Engine:
     """An engine over a loaded model that attends through kvq."""
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
-    limits = limits_of(context, options, dtype, device)
+    limits = limits_of(context, options, shape, dtype, device)
     rotary.settle(model, context)
     pool = Pool(
         choice.plan,
@@ -185,7 +189,7 @@ def assemble(
             backends=choice.backends,
             prefill_reads=options.prefill_reads,
             scratch_bytes=options.scratch_bytes,
-            graph_rows=min(options.cuda_graph_max_bs, running),
+            graph_rows=limits.graph_rows,
             max_tokens=context,
             states=states,
         ),
@@ -207,7 +211,7 @@ def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeomet
     if options.cuda_graph_max_bs and device.type != "cuda":
         raise ConfigError(
             f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "
-            f"is {device}; leave it at 0, or serve on a GPU"
+            f"is {device}; leave it out, or serve on a GPU"
         )
 
 

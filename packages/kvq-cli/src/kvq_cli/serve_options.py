@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvq_cli.config import ConfigError
+from kvq_cli.config import ConfigError, ModelGeometry
 from kvq_cli.config.declared import AUTO
 from kvq_cli.quoting import quoted
 
@@ -12,6 +12,7 @@ CACHE_TYPES = ("prefix", "none")
 PREFILL_READS = ("own", "packed")
 ON_FAILED_CHECK = ("refuse", "fallback")
 ISO = ("iso3", "iso4")
+GRAPH_ROWS = 64  # most decodes of a step that graphs replay where nobody says
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class ServeOptions:
     memory_ratio : share of the free memory that weights, workspace and cache may take together
     prefill_reads : whether a prompt's chunk attends to its own keys and values as they came ("own")
         or, stored first, as later tokens will read them ("packed")
-    cuda_graph_max_bs : decodes of a step up to which it is replayed from a CUDA graph; 0 = none is
+    cuda_graph_max_bs : decodes of a step up to which it is replayed from a CUDA graph; 0 = none is,
+        None = as many as may run, 64 at most, where there can be graphs
+    compile : the model's norms, rotary embedding and feed-forward's product by torch.compile
     prefill_scratch_mb : that decoded tokens of a prompt's past may take while they are read (MiB);
         0 = none
     on_failed_check : whether a kernel that computes something else than it must keeps the server
@@ -51,7 +54,8 @@ class ServeOptions:
     max_prefill_tokens: int = 512
     prefill_reads: str = "own"
     prefill_scratch_mb: int = 128
-    cuda_graph_max_bs: int = 0
+    cuda_graph_max_bs: int | None = None
+    compile: bool = False
     memory_ratio: float | None = None
     attention_backend: str = "auto"
     on_failed_check: str = "refuse"
@@ -63,7 +67,7 @@ class ServeOptions:
         for name in ("page_tokens", "max_running_requests", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.cuda_graph_max_bs < 0:
+        if self.cuda_graph_max_bs is not None and self.cuda_graph_max_bs < 0:
             raise ConfigError(
                 f"cuda_graph_max_bs must be at least 0, got {self.cuda_graph_max_bs}; with 0 "
                 "nothing is replayed"
@@ -110,6 +114,13 @@ class ServeOptions:
     def scratch_bytes(self) -> int:
         """Of `prefill_scratch_mb`."""
         return self.prefill_scratch_mb << 20
+
+    def graph_rows(self, shape: ModelGeometry, *, on_host: bool) -> int:
+        """Most decodes of a step that graphs replay."""
+        most = self.cuda_graph_max_bs
+        if most is None:
+            most = 0 if on_host or shape.state is not None else GRAPH_ROWS
+        return min(most, self.max_running_requests)
 
     @property
     def size_tokens(self) -> int | None:

@@ -17,7 +17,7 @@ class Limits:
     context : most tokens of a request
     page_tokens : tokens of a page
     max_prefill_tokens : most prompt tokens computed in a step
-    value_bytes, on_host, packed_prefill, scratch_bytes, ranks : as in `workspace`
+    value_bytes, on_host, packed_prefill, scratch_bytes, graph_rows, ranks : as in `workspace`
     workspace_bytes : known beforehand; None = estimated
     """
 
@@ -29,6 +29,7 @@ class Limits:
     on_host: bool = False
     packed_prefill: bool = False
     scratch_bytes: int = 0
+    graph_rows: int = 0
     ranks: int = 1
     workspace_bytes: int | None = None
 
@@ -58,6 +59,7 @@ class Limits:
             on_host=self.on_host,
             packed_prefill=self.packed_prefill,
             scratch_bytes=self.scratch_bytes,
+            graph_rows=self.graph_rows,
             ranks=self.ranks,
         ).nbytes
 

@@ -266,13 +266,14 @@ def test_every_option_reaches_the_engine(start):
         "threads": 3,
     }
     process = start(*(f"--{k.replace('_', '-')}={v}" for k, v in wanted.items()))
-    assert options_of(process) == wanted | {"num_pages": None}
+    assert options_of(process) == wanted | {"num_pages": None, "compile": False}
     assert "name" in process.said.partition("curl")[2]
 
 
 def test_other_names_of_the_same_options_reach_the_engine(start):
-    process = start("some/where", "--kv-cache-iso=iso3", "--num-pages=256")
+    process = start("some/where", "--kv-cache-iso=iso3", "--num-pages=256", "--compile")
     found = options_of(process)
+    assert found["compile"] is True and found["cuda_graph_max_bs"] is None
     assert (found["kv_cache_dtype"], found["num_pages"], found["num_tokens"]) == ("iso3", 256, None)
 
 

@@ -68,12 +68,12 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
     "states of many requests": ("qwen3_next", LINEAR | EXPERTS | {"moe_intermediate_size": 64},
                                 "q8_0", {"context": 32, "chunk": 32, "requests": 16}),
     "a large vocabulary": ("llama", {"vocab_size": 50_000}, "q8_0",
-                           {"context": 64, "chunk": 512, "requests": 8, "temperature": 1.0}),
+                           {"context": 64, "chunk": 512, "requests": 8, "top_p": 0.9}),
 }  # fmt: skip
 
 
 def peak_bytes(
-    model: Any, cache: str, context: int, chunk: int, requests: int = 1, temperature: float = 0.0
+    model: Any, cache: str, context: int, chunk: int, requests: int = 1, top_p: float = 0.0
 ) -> int:
     """Most bytes alive in any step while requests fill their context."""
     engine = make_engine(
@@ -86,7 +86,8 @@ def peak_bytes(
         max_prefill_tokens=chunk,
         cache_type="none",
     )
-    params = SamplingParams(max_tokens=2, temperature=temperature, seed=0, ignore_eos=True)
+    how = {"temperature": 1.0, "top_p": top_p} if top_p else {"temperature": 0.0}
+    params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **how)
     for name in range(requests):
         engine.add(str(name), [1 + i % 400 for i in range(context - 2)], params)
     peak = 0
@@ -205,6 +206,40 @@ def test_the_scratch_of_prefills_lies_beside_the_parts_of_others(context, reques
     assert needed(4 << 30) - needed(3 << 30) == 1 << 30
     for how in ({"on_host": True}, {"packed_prefill": True}):
         assert needed(4 << 30, **how) == needed(0, **how)
+
+
+def test_graphs_keep_a_step_of_decodes_beside_the_others():
+    """In memory of their own, which the largest of them fills."""
+    limits = {"context": 4096, "max_running_requests": 64, "max_prefill_tokens": 512}
+    without = workspace(MODEL, **limits)
+    graphs = [workspace(MODEL, graph_rows=rows, **limits).graphs for rows in (1, 16, 64)]
+    decodes = workspace(MODEL, context=4096, max_running_requests=64, max_prefill_tokens=0)
+    assert 0 < graphs[0] < graphs[1] < graphs[2] == decodes.nbytes
+    given = workspace(MODEL, graph_rows=64, **limits)
+    assert given.nbytes == without.nbytes + graphs[2] and without.graphs == 0
+
+
+@pytest.mark.gpu
+def test_graphs_take_no_more_than_estimated():
+    load = {"max_running_requests": 8, "max_prefill_tokens": 512}
+    config = AutoConfig.for_model("llama", **(SIZES | {"num_attention_heads": 16}))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().cuda()
+    options = {"num_pages": 600, "page_tokens": 16, "max_model_len": 8192, "cache_type": "none"}
+    shape = geometry(config.to_dict())
+    estimate = workspace(shape, context=8192, graph_rows=8, **load)
+
+    def prepared() -> int:
+        engine = make_engine(
+            model, cache="q8_0", attention_backend="triton", cuda_graph_max_bs=8, **load, **options
+        )
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_reserved()
+        engine.runner.prepare()
+        return torch.cuda.memory_reserved() - before
+
+    prepared()  # libraries take workspaces of their own, once
+    torch.cuda.empty_cache()
+    assert prepared() <= estimate.nbytes + (64 << 20), "what torch reserves is whole blocks"
 
 
 def test_the_estimate_knows_the_kernels_constants():

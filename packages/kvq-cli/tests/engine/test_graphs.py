@@ -8,6 +8,7 @@ from kvq_attention.support import Choice
 from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.config import ConfigError
 from kvq_cli.engine import graphs
+from kvq_cli.engine.params import SamplingParams
 
 REFERENCE = Choice("reference", "reference", "reference")
 TRITON = Choice("triton", "triton", "triton")
@@ -36,7 +37,7 @@ def engine_over(model, rows, backends=REFERENCE, **options):
     replayed.clear()
     engine = make_engine(model, cuda_graph_max_bs=rows, backends=backends, **options)
     if engine.runner.device.type == "cpu":
-        engine.runner._capture = capture_here
+        engine.runner._capture = lambda: capture_here
     return engine
 
 
@@ -118,7 +119,153 @@ def test_a_gpu_replays_without_a_launch_from_the_host():
     run(engine, {"a": (random_prompt(20), greedy(4))})
     graph = engine.runner._decode_graphs()._graphs[1]
     before = graph.logits.clone()
-    graph.static.tokens.fill_(5)
-    graph.replay()
+    with torch.inference_mode():
+        graph.static.tokens.fill_(5)
+        graph.replay()
     torch.cuda.synchronize()
     assert not torch.equal(graph.logits, before)
+
+
+def count_ahead(engine):
+    """How many steps begin before the tokens of the one before are read, by their requests."""
+    begun, forward_ahead = [], engine.runner.forward_ahead
+
+    def counted(requests, tokens):
+        begun.append([r.request_id for r in requests])
+        return forward_ahead(requests, tokens)
+
+    engine.runner.forward_ahead = counted
+    return begun
+
+
+WORK = {
+    name: (random_prompt(5 + 9 * i), SamplingParams(max_tokens=14 + 5 * i, **params))
+    for i, (name, params) in enumerate(
+        {
+            "greedy": {"temperature": 0.0},
+            "seeded": {"temperature": 0.9, "seed": 3},
+            "cut": {"temperature": 1.2, "top_p": 0.8, "top_k": 30, "min_p": 0.01, "seed": 4},
+            "ignores the end": {"temperature": 2.0, "seed": 5, "ignore_eos": True},
+            "biased": {"temperature": 0.7, "logit_bias": ((7, 3.0), (9, -50.0)), "seed": 6},
+        }.items()
+    )
+}
+
+
+def generated(engine, work, each_step=lambda engine, number: None):
+    """The tokens and the reason of each request that was not cancelled."""
+    for name, (prompt, params) in work.items():
+        engine.add(name, prompt, params)
+    found, reasons, number = {name: [] for name in work}, {}, 0
+    while engine.has_work:
+        for name, delta in engine.step():
+            found.setdefault(name, []).extend(delta.token_ids)
+            if delta.finish_reason:
+                reasons[name] = delta.finish_reason
+        number += 1
+        each_step(engine, number)
+    assert engine.cache.space.check_integrity() is None
+    return found, reasons
+
+
+@pytest.mark.parametrize(("device", "backends"), PLACES)
+@pytest.mark.parametrize("make", [llama, gemma])
+def test_steps_begun_before_tokens_are_read_give_the_same_tokens(make, device, backends):
+    model = make(head_dim=64).to(device)
+    options = {"cache": "fp32", "page_tokens": 16, "num_pages": 40}
+    eager = generated(engine_over(model, 0, backends, **options), WORK)
+    engine = engine_over(model, 8, backends, **options)
+    begun = count_ahead(engine)
+    assert generated(engine, WORK) == eager
+    assert ["greedy", "seeded", "cut", "ignores the end", "biased"] in begun
+    assert len(begun) > 20
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"frequency_penalty": 0.5},
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.3},
+        {"logprobs": 2},
+    ],
+)
+def test_nothing_begins_before_tokens_that_it_needs_to_know(params):
+    work = {"a": (random_prompt(9), SamplingParams(max_tokens=8, temperature=0.0, **params))}
+    model = llama(head_dim=64)
+    eager = generated(engine_over(model, 0), work)
+    engine = engine_over(model, 4)
+    begun = count_ahead(engine)
+    assert generated(engine, work) == eager
+    assert not begun
+
+
+def test_whatever_comes_between_two_steps_loses_nothing():
+    """Requests come, are cancelled and the cache is rebuilt while the next step is computed."""
+    model = llama(head_dim=64)
+    late = random_prompt(21)
+
+    def between(engine, number):
+        if number == 5:
+            engine.add("late", late, greedy(9))
+        if number == 9:
+            engine.cancel("cut")
+        if number == 12:
+            engine.rebuild(num_tokens=400)
+        if number == 15:
+            engine.rebuild(num_tokens=512)
+
+    results = []
+    for rows in (0, 8):
+        engine = engine_over(model, rows, page_tokens=4, num_pages=128)
+        begun = count_ahead(engine)
+        found, reasons = generated(engine, WORK, between)
+        assert bool(begun) == bool(rows)
+        results.append(({name: found[name] for name in found if name != "cut"}, reasons))
+        assert results[0][0]["late"] == found["late"]
+    assert results[0] == results[1]
+
+
+def test_pages_that_twins_and_the_prefix_cache_share_are_what_graphs_read():
+    """Equal conversations at the same time: full pages become one, under a running graph."""
+    model = llama(head_dim=64)
+    prompt = random_prompt(11)
+    work = {name: (prompt, greedy(40)) for name in "abc"}
+    other = {name: (random_prompt(11), greedy(40)) for name in "de"}
+
+    def tokens(rows):
+        engine = engine_over(model, rows, page_tokens=2, num_pages=256, max_running_requests=12)
+        engine.add("t", prompt, SamplingParams(max_tokens=30, seed=1), ["t1", "t2"])
+        first = generated(engine, work)
+        return first, generated(engine, {**other, **work})  # all are found there
+
+    assert tokens(12) == tokens(0)
+
+
+def test_no_page_is_taken_ahead_that_a_step_needs():
+    """Where pages run out, requests that came last are preempted as they would be without."""
+    model = llama(head_dim=64)
+    work = {name: (random_prompt(6 + i), greedy(20)) for i, name in enumerate("abcd")}
+    options = {"page_tokens": 2, "num_pages": 40, "cache_type": "none"}
+    eager = generated(engine_over(model, 0, **options), work)
+    engine = engine_over(model, 4, **options)
+    assert generated(engine, work) == eager
+    assert engine.stats().preemptions_total > 0
+
+
+def test_a_step_that_fails_ahead_fails_its_culprit_alone():
+    model = llama(head_dim=64)
+    work = {name: (random_prompt(6 + i), greedy(20)) for i, name in enumerate("abc")}
+    eager = generated(engine_over(model, 0), work)
+    engine = engine_over(model, 4)
+    calls, forward_ahead = [], engine.runner.forward_ahead
+
+    def failing(requests, tokens):
+        calls.append(len(requests))
+        if len(calls) == 4:
+            raise RuntimeError("a kernel")
+        return forward_ahead(requests, tokens)
+
+    engine.runner.forward_ahead = failing
+    assert generated(engine, work) == eager, "nothing was wrong with any of them"
+    assert len(calls) > 5

@@ -98,6 +98,11 @@ class Pretending:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
+    @property
+    def graph_rows(self) -> int:
+        """As the real one's; nothing runs ahead of a step that is skipped."""
+        return 0 if self.skips else self.real.graph_rows
+
     def forward(self, step: Schedule) -> torch.Tensor:
         """Logits of each request, zeros where the step is skipped."""
         if not self.skips:
@@ -118,7 +123,7 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         max_running_requests=batch,
         max_prefill_tokens=batch * tokens,
         attention_backend=plan.attention_backend,
-        cuda_graph_max_bs=min(plan.graph_rows, batch),
+        cuda_graph_max_bs=plan.graph_rows,
         cache_type="none",
     )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())

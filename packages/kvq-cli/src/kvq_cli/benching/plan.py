@@ -48,7 +48,9 @@ class EnginePlan:
     model : a name or a path, or a random one
     formats : of the cache, as `kvq serve` takes them
     cases : steps: decodes of so many requests with so many tokens, prompts' chunks over a past
-    graph_rows : most decodes of a step that CUDA graphs replay; 0 = none
+    graph_rows : most decodes of a step that CUDA graphs replay; 0 = none, None = as served
+    compile : the small parts of the model
+    peer : whether transformers' own generate decodes, too
     repeat : steps that are timed
     """
 
@@ -59,7 +61,9 @@ class EnginePlan:
     dtype: str = "auto"
     attention_backend: str = "auto"
     page_tokens: int = 16
-    graph_rows: int = 0
+    graph_rows: int | None = None
+    compile: bool = False
+    peer: bool = False
     repeat: int = 20
 
 

@@ -7,27 +7,32 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 
 import torch
+import transformers
 
+import kvq_cli
+import kvq_pools
 from kvq_attention.bench import Table, machine
 from kvq_attention.bench.cases import Case, Extend
 from kvq_cli.benching.engines import about_to_decode, about_to_extend, make_engine, make_model
+from kvq_cli.benching.peer import decode_ms
 from kvq_cli.benching.plan import EnginePlan, RandomModel
 from kvq_cli.config import geometry
 from kvq_cli.engine.engine import Engine
-from kvq_cli.engine.graphs import capture_on_gpu
+from kvq_cli.engine.graphs import OnGpu
+from kvq_cli.models.compiled import compile_parts
 
 Record = dict[str, Any]
 Row = dict[str, Any]
 
 WHAT = (
     "milliseconds of one step of the engine, sampling and all that the host does included, median; "
-    "tokens that a step computes or, of decodes, generates a second; alone: the model without any "
-    "attention, from a CUDA graph on a GPU; prompts before the steps are not computed, the cache's "
-    "rows are zeros"
+    "tokens that a step computes or, of decodes, generates a second; alone: the model as it is, "
+    "without any attention, from a CUDA graph on a GPU; transformers: a step of its own generate "
+    "with its dynamic cache, by SDPA; prompts before the engine's steps are not computed, the "
+    "cache's rows are zeros"
 )
 WARM_UP = 3  # steps before the first that counts
 
@@ -39,21 +44,31 @@ def run(plan: EnginePlan, command: str, tell: Callable[[str, int, int], None]) -
     model = make_model(plan)
     device = next(model.parameters()).device
     todo = [(case, cache) for case in plan.cases for cache in plan.formats]
-    alone: dict[int, float] = {}
+    alone: dict[Case | Extend, float] = {}
+    peers: dict[Case | Extend, float] = {}
+    for case in plan.cases:
+        tell(f"{case.name}, others", 0, len(todo))
+        if isinstance(case, Case) and plan.peer:
+            peers[case] = decode_ms(model, case.batch, case.context)
+        alone[case] = _alone(model, _tokens(case), plan.repeat)
+    if plan.compile:
+        compile_parts(model)
     rows = []
     for done, (case, cache) in enumerate(todo):
         tell(f"{case.name}, {cache}", done, len(todo))
-        tokens = case.batch if isinstance(case, Case) else case.tokens
-        if tokens not in alone:
-            alone[tokens] = _alone(model, tokens, plan.repeat)
         engine = make_engine(model, plan, cache, case)
         times = _decodes(engine, case, plan) if isinstance(case, Case) else _chunks(engine, case)
-        rows.append(_row(case, cache, engine, times, tokens, alone[tokens]))
+        rows.append(_row(case, cache, engine, times, alone[case], peers.get(case)))
         del engine
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return _record(plan, command, device.type, rows, time.monotonic() - begin)
+
+
+def _tokens(case: Case | Extend) -> int:
+    """That a step computes."""
+    return case.batch if isinstance(case, Case) else case.tokens
 
 
 def _decodes(engine: Engine, case: Case, plan: EnginePlan) -> list[float]:
@@ -110,7 +125,7 @@ def _alone(model: Any, tokens: int, repeat: int) -> float:
 
     work: Callable[[], Any] = forward
     if device.type == "cuda":
-        work, _ = capture_on_gpu(forward)
+        work, _ = OnGpu()(forward)
     times = []
     for _ in range(WARM_UP + max(3, repeat // 2)):
         start = time.perf_counter()
@@ -126,33 +141,36 @@ def _row(
     cache: str,
     engine: Engine,
     times: list[float],
-    tokens: int,
     alone: float,
+    peer: float | None,
 ) -> Row:
-    ordered, median = sorted(times), statistics.median(times)
+    tokens, ordered, median = _tokens(case), sorted(times), statistics.median(times)
     backends = engine.cache.choice.backends
     return {
         "case": case.name,
         "cache": cache,
         "backend": backends.decode if isinstance(case, Case) else backends.extend,
-        "graphs": bool(getattr(engine.runner, "replays", False)) and isinstance(case, Case),
+        "graphs": isinstance(case, Case) and case.batch <= engine.runner.graph_rows,
         "step_ms": round(median, 3),
         "p10_ms": round(ordered[len(ordered) // 10], 3),
         "p90_ms": round(ordered[-1 - len(ordered) // 10], 3),
         "tokens_per_s": round(tokens / median * 1e3, 1),
         "alone_ms": round(alone, 3),
         "times_alone": round(median / alone, 3),
+        "transformers_ms": peer if peer is None else round(peer, 3),
     }
 
 
 def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], seconds: float) -> Record:
     name = plan.model.name if isinstance(plan.model, RandomModel) else plan.model
+    kind = "Steps of the engine, compiled" if plan.compile else "Steps of the engine"
     hardware = machine.hardware(device)
     versions = machine.versions(device)
-    versions |= {package: version(package) for package in ("transformers", "kvq-cli", "kvq-pools")}
+    packages = {"transformers": transformers, "kvq-cli": kvq_cli, "kvq-pools": kvq_pools}
+    versions |= {name: package.__version__ for name, package in packages.items()}
     return {
         "kind": "engine-steps",
-        "title": f"Steps of the engine, {name}, {hardware.partition(',')[0]}",
+        "title": f"{kind}, {name}, {hardware.partition(',')[0]}",
         "what": WHAT,
         "plot": {"label": "{cache}", "series": "case", "values": "tokens_per_s"},
         "hardware": hardware,
@@ -172,7 +190,17 @@ def tables(record: Record) -> list[Table]:
             *(row["cache"], row["backend"], "yes" if row["graphs"] else "no"),
             *(f"{row[name]:,.2f}" for name in ("step_ms", "alone_ms", "times_alone")),
             f"{row['tokens_per_s']:,.1f}",
+            "" if row["transformers_ms"] is None else f"{row['transformers_ms']:,.1f}",
         )
         found.setdefault(row["case"], []).append(line)
-    columns = "cache", "attention", "graphs", "step, ms", "alone, ms", "× alone", "tokens/s"
+    columns = (
+        "cache",
+        "attention",
+        "graphs",
+        "step, ms",
+        "alone, ms",
+        "× alone",
+        "tokens/s",
+        "transformers, ms",
+    )
     return [Table(f"steps {case}", columns, tuple(lines)) for case, lines in found.items()]

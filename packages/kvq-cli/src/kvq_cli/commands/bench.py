@@ -80,7 +80,9 @@ def engine(
     device: o.EngineDevice = "auto",
     attention_backend: o.EngineBackend = "auto",
     page_tokens: o.EnginePage = 16,
-    cuda_graph_max_bs: o.EngineGraphs = 0,
+    cuda_graph_max_bs: o.EngineGraphs = None,
+    compile: o.EngineCompile = False,
+    peer: o.EnginePeer = False,
     repeat: o.EngineRepeat = 20,
     json_file: o.JsonFile = None,
     plot: o.Plot = None,
@@ -105,6 +107,8 @@ def engine(
         attention_backend=attention_backend,
         page_tokens=page_tokens,
         graph_rows=cuda_graph_max_bs,
+        compile=compile,
+        peer=peer,
         repeat=repeat,
     )
     for option, path in (("--json", json_file), ("--plot", plot)):
@@ -113,8 +117,11 @@ def engine(
     said = [f"--random {random} --shape {shape}"] if random is not None else [model or ""]
     said += [f"--kv-cache-dtype {kv_cache_dtype} --cases {cases} --device {device}"]
     said += [f"--dtype {dtype} --attention-backend {attention_backend}"]
-    said += [f"--page-tokens {page_tokens} --cuda-graph-max-bs {cuda_graph_max_bs}"]
-    command = " ".join(["kvq bench engine", *said, f"--repeat {repeat}"])
+    said += [f"--page-tokens {page_tokens} --repeat {repeat}"]
+    if cuda_graph_max_bs is not None:
+        said += [f"--cuda-graph-max-bs {cuda_graph_max_bs}"]
+    said += [option for option, on in (("--compile", compile), ("--peer", peer)) if on]
+    command = " ".join(["kvq bench engine", *said])
     screen = Screen()
     with screen.progress() as tell:
         record = benching.run(plan, command, tell)

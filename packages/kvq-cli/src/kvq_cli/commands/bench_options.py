@@ -154,9 +154,20 @@ EngineBackend = Annotated[
 ]
 EnginePage = Annotated[int, typer.Option(metavar="TOKENS", min=1, help="Tokens a page.")]
 EngineGraphs = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--cuda-graph-max-bs", metavar="N", min=0, help="As `kvq serve` takes it; 0: none."
+        "--cuda-graph-max-bs",
+        metavar="N",
+        min=0,
+        help="As `kvq serve` takes it; 0: none.",
+        show_default=False,
+    ),
+]
+EngineCompile = Annotated[bool, typer.Option("--compile", help="As `kvq serve` takes it.")]
+EnginePeer = Annotated[
+    bool,
+    typer.Option(
+        "--peer", help="Also decode by transformers' own generate, with its cache, by SDPA."
     ),
 ]
 EngineRepeat = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that are timed.")]

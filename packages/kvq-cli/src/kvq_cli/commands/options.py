@@ -245,12 +245,23 @@ PrefillScratch = Annotated[
     ),
 ]
 GraphRows = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--cuda-graph-max-bs",
         metavar="N",
         help="Replay steps of up to so many decodes, and no prompts, from CUDA graphs, which are "
-        "made at the start: a host's launches then cost next to nothing. 0: none.",
+        "made at the start: a host's launches then cost next to nothing. 0: none. Without it as "
+        "many as may run, 64 at most, on a GPU, and none for linear-attention models.",
+        show_default=False,
+        rich_help_panel=LIMITS,
+    ),
+]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile norms, rotary embedding and the feed-forward's product (torch.compile): "
+        "faster decodes on a GPU for some ten seconds more at the first start.",
         rich_help_panel=LIMITS,
     ),
 ]

@@ -36,6 +36,7 @@ def plan(
     from kvq_cli.commands.sizes import parse_bytes, parse_lengths
     from kvq_cli.config import filled_in, geometry, parse_formats
     from kvq_cli.models.raw_config import find_config, raw_config
+    from kvq_cli.serve_options import GRAPH_ROWS
     from kvq_cli.sizing import Limits
 
     name, path = find_config(config if config is not None else str(model))
@@ -48,6 +49,7 @@ def plan(
         max_running_requests,
         max_prefill_tokens,
         scratch_bytes=prefill_scratch_mb << 20,
+        graph_rows=0 if shape.state is not None else min(GRAPH_ROWS, max_running_requests),
         ranks=tp,
         workspace_bytes=parse_bytes(workspace) if workspace else None,
     )

@@ -44,6 +44,7 @@ class Workspace:
     feed_forward : one layer's, of all experts that a token visits
     logits : of one token a request, and the distributions that are drawn from at a time
     states : what a step makes of its requests' states, until it counts
+    graphs : what steps that are replayed keep for themselves
     """
 
     hidden: int
@@ -51,11 +52,13 @@ class Workspace:
     feed_forward: int
     logits: int
     states: int = 0
+    graphs: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes at the peak."""
-        return self.hidden + self.states + max(self.attention, self.feed_forward, self.logits)
+        largest = max(self.attention, self.feed_forward, self.logits)
+        return self.hidden + self.states + self.graphs + largest
 
 
 def workspace(
@@ -68,6 +71,7 @@ def workspace(
     on_host: bool = False,
     packed_prefill: bool = False,
     scratch_bytes: int = 0,
+    graph_rows: int = 0,
     ranks: int = 1,
 ) -> Workspace:
     """An upper estimate of a step's peak on one rank.
@@ -81,6 +85,7 @@ def workspace(
     on_host : a CPU codes smaller chunks than a GPU
     packed_prefill : whether prompts are read as decodes are, in parts that a GPU merges
     scratch_bytes : into which a GPU may decode the past of prompts that are not
+    graph_rows : decodes of the largest step that is replayed, in memory that all graphs share
     ranks : tensor-parallel; heads and feed-forward parts are divided
     """
     tokens = max_running_requests + max_prefill_tokens
@@ -118,7 +123,17 @@ def workspace(
         states = max_running_requests * model.state.request_bytes(ranks, value_bytes)
         linear = _linear_bytes(model.state, max_running_requests, max_prefill_tokens)
         attention = max(attention, linear // ranks)
-    return Workspace(hidden, attention, feed_forward * value_bytes, logits, states)
+    graphs = 0
+    if graph_rows:
+        graphs = workspace(
+            model,
+            context=context,
+            max_running_requests=graph_rows,
+            max_prefill_tokens=0,
+            value_bytes=value_bytes,
+            ranks=ranks,
+        ).nbytes
+    return Workspace(hidden, attention, feed_forward * value_bytes, logits, states, graphs)
 
 
 def _linear_bytes(state: State, running: int, prompt: int) -> int:

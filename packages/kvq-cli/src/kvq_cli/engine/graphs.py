@@ -2,7 +2,8 @@
 
 A step of decodes alone launches some hundred kernels a model, which takes a host longer than a GPU
 takes to run them for few requests. A graph launches them at once. What changes from step to step,
-tokens, positions, lengths, tables and slots, is copied into the tensors that the graph reads.
+tokens, positions, lengths, slots and the newest pages, is written into one block of host memory and
+copied in one go into the tensors that the graph reads.
 """
 
 from __future__ import annotations
@@ -13,14 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvq_attention import Batch, Table
 from kvq_cli.engine.request import Request
-from kvq_pools import PoolPlan, pages_for_tokens
+from kvq_pools import PoolPlan, SequencePages, pages_for_tokens
 
 NO_PAGE = NO_SLOT = -1
 FEW, APART = (1, 2, 4), 8  # rows of the smallest graphs, and between those of larger ones
+# Lines of the block of host memory, a column a row of the graph: these, and for each tier a slot,
+# and of its newest pages the columns of the page table and the pages.
+TOKEN, POSITION, LENGTH, TIERS = range(4)
+# A decode fills a page or begins one, and a page that is full may become another's that holds the
+# same: the last two of a table are all that one token changes.
+NEWEST = 2
+SLOT, COLUMNS, PAGES, TIER_LINES = 0, 1, 1 + NEWEST, 1 + 2 * NEWEST
 
 Run = Callable[["Static"], torch.Tensor]
 # What computes once into tensors that stay, and then again as often as it is called.
@@ -32,29 +41,26 @@ def sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({*(n for n in FEW if n < most), *range(APART, most, APART), most}))
 
 
-def capture_on_gpu(run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-    """A CUDA graph of `run`, and the tensor that its replays write."""
-    stream: Any = torch.cuda.Stream
-    side = stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):  # compiles kernels, and makes what libraries make once
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_memory()):
-        out = run()
-    return graph.replay, out
+class OnGpu:
+    """CUDA graphs that share their memory, as only one of them runs at a time."""
 
+    def __init__(self) -> None:
+        # Of this object alone: a pool that no graph holds any more cannot be used again.
+        self._memory: Any = torch.cuda.graph_pool_handle()
 
-_pools: list[Any] = []
-
-
-def _memory() -> Any:
-    """One pool of memory for all graphs, as only one runs at a time."""
-    if not _pools:
-        _pools.append(torch.cuda.graph_pool_handle())
-    return _pools[0]
+    def __call__(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """A graph of `run`, and the tensor that its replays write."""
+        stream: Any = torch.cuda.Stream
+        side = stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiles kernels, and makes what libraries make once
+                run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            out = run()
+        return graph.replay, out
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,11 +69,13 @@ class Static:
 
     Attributes
     ----------
-    tokens, positions : int64 [1, rows]
+    block : int64 [lines, rows], what the host gives
+    tokens, positions : int64 [1, rows], of the block
     last : int64 [rows], all rows: each has a next token
     batch : the requests; its tables have as many columns as the longest request needs
     """
 
+    block: torch.Tensor
     tokens: torch.Tensor
     positions: torch.Tensor
     last: torch.Tensor
@@ -77,23 +85,43 @@ class Static:
     def of(cls, rows: int, plan: PoolPlan, max_tokens: int, device: torch.device) -> Static:
         """Rows of which none is anybody's."""
         columns = pages_for_tokens(max_tokens, plan.page_tokens)
-
-        def full(shape: tuple[int, ...], value: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.full(shape, value, dtype=dtype, device=device)
-
+        block = torch.from_numpy(nobodys(rows, len(plan.tiers))).to(device)
         tables = {
             tier.name: Table(
-                full((rows, columns), NO_PAGE, torch.int32), full((rows,), NO_SLOT, torch.int64)
+                torch.full((rows, columns), NO_PAGE, dtype=torch.int32, device=device),
+                lines[SLOT],
             )
-            for tier in plan.tiers
+            for tier, lines in zip(plan.tiers, _by_tier(block), strict=True)
         }
         offsets = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        lengths = torch.zeros(rows, dtype=torch.int32, device=device)
         return cls(
-            full((1, rows), 0, torch.int64),
-            full((1, rows), 0, torch.int64),
+            block,
+            block[TOKEN : TOKEN + 1],
+            block[POSITION : POSITION + 1],
             torch.arange(rows, device=device),
-            Batch(offsets, full((rows,), 0, torch.int32), tables, plan.page_tokens),
+            Batch(offsets, lengths, tables, plan.page_tokens),
         )
+
+    def read_block(self) -> None:
+        """Bring lengths and page tables up to date; a part of the graph."""
+        self.batch.seq_lens.copy_(self.block[LENGTH])
+        for table, lines in zip(self.batch.tables.values(), _by_tier(self.block), strict=True):
+            columns, pages = lines[COLUMNS:PAGES], lines[PAGES:]
+            table.page_table.scatter_(1, columns.t(), pages.t().to(torch.int32))
+
+
+def nobodys(rows: int, tiers: int) -> npt.NDArray[np.int64]:
+    """The block [lines, rows] when no row is anybody's."""
+    block = np.zeros((TIERS + tiers * TIER_LINES, rows), np.int64)
+    for lines in _by_tier(block):
+        lines[SLOT], lines[PAGES:] = NO_SLOT, NO_PAGE
+    return block
+
+
+def _by_tier(block: Any) -> list[Any]:
+    """The lines of each tier."""
+    return [block[at : at + TIER_LINES] for at in range(TIERS, len(block), TIER_LINES)]
 
 
 class _Graph:
@@ -103,45 +131,78 @@ class _Graph:
         self, run: Run, capture: Capture, rows: int, plan: PoolPlan, max_tokens: int, device: Any
     ) -> None:
         self.static = static = Static.of(rows, plan, max_tokens, device)
-        self.replay, self.logits = capture(lambda: run(static))
-        self.rows = rows
-        self._pages: dict[str, list[list[int]]] = {
-            tier: [[] for _ in range(rows)] for tier in static.batch.tables
-        }
 
-    def compute(self, requests: Sequence[Request]) -> torch.Tensor:
+        def once() -> torch.Tensor:
+            static.read_block()
+            return run(static)
+
+        self.replay, self.logits = capture(once)
+        self.rows, self._page_tokens = rows, plan.page_tokens
+        # Pinned, so that their copies run beside the host. Two, as a step may be given while the
+        # one before it is computed; the one before that has its tokens on the host by then.
+        self._hosts = [
+            torch.empty_like(static.block, device="cpu", pin_memory=device.type == "cuda")
+            for _ in range(2)
+        ]
+        self._nobodys = nobodys(rows, len(plan.tiers))
+        # Of each row whose pages the tables hold, and how many of them cannot change any more.
+        self._held: list[tuple[SequencePages | None, int]] = [(None, 0)] * rows
+
+    def compute(self, requests: Sequence[Request], tokens: torch.Tensor | None) -> torch.Tensor:
         """Logits [R, vocabulary] of the newest tokens; they last until the next call."""
-        ends = [request.num_computed + 1 for request in requests]
-        spare = self.rows - len(requests)
-        tokens = [request.step_tokens(1)[0] for request in requests]
-        self._put(self.static.tokens[0], [*tokens, *[0] * spare])
-        self._put(self.static.positions[0], [*(end - 1 for end in ends), *[0] * spare])
-        self._put(self.static.batch.seq_lens, [*ends, *[0] * spare])
-        for tier, table in self.static.batch.tables.items():
-            slots = [_slot(request, tier) for request in requests]
-            self._put(table.slot_mapping, [*slots, *[NO_SLOT] * spare])
-            for row, request in enumerate(requests):
-                self._put_pages(table.page_table, tier, row, request)
+        used, computed = len(requests), np.asarray([r.num_computed for r in requests])
+        self._hosts.reverse()
+        block: npt.NDArray[np.int64] = self._hosts[0].numpy()
+        block[:, used:] = self._nobodys[:, used:]
+        self._held[used:] = [(None, 0)] * (self.rows - used)
+        if tokens is None:
+            block[TOKEN, :used] = [r.tokens[r.num_computed] for r in requests]
+        block[POSITION, :used] = computed + (tokens is not None)
+        block[LENGTH, :used] = block[POSITION, :used] + 1
+        sequences = [r.pages for r in requests if r.pages is not None]
+        self._put_pages(sequences, computed // self._page_tokens, block[:, :used])
+        self.static.block.copy_(self._hosts[0], non_blocking=True)
+        if tokens is not None:
+            torch.clamp(tokens, min=0, out=self.static.tokens[0, :used])
         self.replay()
-        return self.logits[: len(requests)]
+        return self.logits[:used]
 
-    def _put_pages(self, table: torch.Tensor, tier: str, row: int, request: Request) -> None:
-        assert request.pages is not None
-        pages = request.pages.tables[tier]
-        if pages != self._pages[tier][row]:
-            self._pages[tier][row] = list(pages)
-            padded = np.full(table.shape[1], NO_PAGE, np.int32)
-            padded[: len(pages)] = pages
-            table[row].copy_(torch.from_numpy(padded), non_blocking=True)
+    def _put_pages(
+        self,
+        sequences: Sequence[SequencePages],
+        settled: npt.NDArray[np.int64],
+        block: npt.NDArray[np.int64],
+    ) -> None:
+        """What is new of each row's tables into its block; all of them, where others' were.
+
+        `settled`: how many pages of each are full, and found in the prefix cache if it has them
+        """
+        index, offset = np.divmod(block[POSITION], self._page_tokens)
+        first = []
+        places = zip(sequences, index.tolist(), settled.tolist(), strict=True)
+        for row, (pages, newest, done) in enumerate(places):
+            known, begin = self._held[row]
+            if pages is not known or newest - begin >= NEWEST:
+                begin = max(0, newest - NEWEST + 1)
+                for tier, held in self.static.batch.tables.items():
+                    self._put_row(held.page_table, row, pages.tables[tier])
+            first.append(begin)
+            self._held[row] = pages, done
+        columns = np.minimum(np.asarray(first) + np.arange(NEWEST)[:, None], index)
+        for tier, lines in zip(self.static.batch.tables, _by_tier(block), strict=True):
+            tables = [pages.tables[tier] for pages in sequences]
+            lines[COLUMNS:PAGES] = columns
+            lines[PAGES:] = [
+                [table[column] for table, column in zip(tables, line, strict=True)]
+                for line in columns.tolist()
+            ]
+            lines[SLOT] = lines[-1] * self._page_tokens + offset  # the last page of each
 
     @staticmethod
-    def _put(target: torch.Tensor, values: Sequence[int]) -> None:
-        target.copy_(torch.tensor(values, dtype=target.dtype), non_blocking=True)
-
-
-def _slot(request: Request, tier: str) -> int:
-    assert request.pages is not None
-    return int(request.pages.slots(tier, request.num_computed, request.num_computed + 1)[0])
+    def _put_row(page_table: torch.Tensor, row: int, pages: Sequence[int]) -> None:
+        padded = np.full(page_table.shape[1], NO_PAGE, np.int32)
+        padded[: len(pages)] = pages
+        page_table[row].copy_(torch.from_numpy(padded), non_blocking=True)
 
 
 class DecodeGraphs:
@@ -155,7 +216,7 @@ class DecodeGraphs:
         most: int,
         max_tokens: int,
         device: torch.device,
-        capture: Capture = capture_on_gpu,
+        capture: Capture,
     ) -> None:
         """`run`: the model over a `Static`; `max_tokens`: of the longest request."""
         self._run, self._plan, self._capture = run, plan, capture
@@ -168,9 +229,15 @@ class DecodeGraphs:
             self._graph(rows)
         return len(self._sizes)
 
-    def compute(self, requests: Sequence[Request]) -> torch.Tensor:
-        """Logits [R, vocabulary] of each request's newest token, 1 … `most` of them."""
-        return self._graph(self._sizes[bisect_left(self._sizes, len(requests))]).compute(requests)
+    def compute(
+        self, requests: Sequence[Request], tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Logits [R, vocabulary] of each request's newest token, 1 … `most` of them.
+
+        `tokens` int64 [R]: the newest ones, which the requests do not have yet, on the device.
+        """
+        rows = self._sizes[bisect_left(self._sizes, len(requests))]
+        return self._graph(rows).compute(requests, tokens)
 
     def _graph(self, rows: int) -> _Graph:
         if rows not in self._graphs:

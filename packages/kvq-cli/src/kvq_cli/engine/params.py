@@ -113,6 +113,12 @@ class SamplingParams:
             if not ok:
                 raise RequestRejected(f"{name} must be {allowed}, got {given!r}", name)
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw needs to know the tokens before it, or tells more than the token."""
+        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
+        return any(penalties) or self.logprobs is not None
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

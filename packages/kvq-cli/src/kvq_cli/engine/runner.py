@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvq_attention import Batch, Table, ops
 from kvq_attention.batch import Request as AttentionRequest
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
-from kvq_cli.engine.graphs import Capture, DecodeGraphs, capture_on_gpu
+from kvq_cli.engine.graphs import Capture, DecodeGraphs, OnGpu
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
 from kvq_cli.engine.states import StatePool
@@ -40,7 +40,7 @@ class ModelRunner:
         scratch_bytes: int = ops.SCRATCH_BYTES,
         graph_rows: int = 0,
         max_tokens: int = 0,
-        capture: Capture = capture_on_gpu,
+        capture: Callable[[], Capture] = OnGpu,
         states: StatePool | None = None,
     ) -> None:
         """`states`: of linear-attention layers, with which nothing is replayed; None = none."""
@@ -56,9 +56,9 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
 
     @property
-    def replays(self) -> bool:
-        """Whether any step is replayed from a graph."""
-        return self._graph_rows > 0
+    def graph_rows(self) -> int:
+        """Most decodes of a step that is replayed from a graph; 0 = none is."""
+        return self._graph_rows
 
     @torch.inference_mode()
     def forward(self, step: Schedule, *, every_token: bool = False) -> torch.Tensor:
@@ -84,6 +84,14 @@ class ModelRunner:
             self._batch(step.extends, any_cut=self.prefill_reads == "packed"),
             self.states.begin(decodes, step.extends) if self.states is not None else (),
         )
+
+    @torch.inference_mode()
+    def forward_ahead(self, requests: Sequence[Request], tokens: torch.Tensor) -> torch.Tensor:
+        """Logits [R, vocabulary] of the tokens int64 [R] that follow those being computed.
+
+        Replayed from a graph, of `graph_rows` requests at most, which have pages for them.
+        """
+        return self._decode_graphs().compute(requests, tokens)
 
     def _call(
         self,
@@ -123,7 +131,7 @@ class ModelRunner:
                 most=self._graph_rows,
                 max_tokens=self._max_tokens,
                 device=self.device,
-                capture=self._capture,
+                capture=self._capture(),
             )
         return self._graphs
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,14 +45,59 @@ def draw_key(params: SamplingParams, choice: int = 0) -> int | None:
     return (mixed + choice * int(GAMMA)) % WORD
 
 
-@torch.inference_mode()
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawn:
+    """Tokens that a device draws.
+
+    Attributes
+    ----------
+    requests : R requests
+    tokens : int64 [R], theirs
+    host : where they are when `ready`, an event; None = now
+    told : of some rows at a time, what was asked about their tokens
+    """
+
+    requests: tuple[Request, ...]
+    tokens: torch.Tensor
+    host: torch.Tensor
+    ready: Any
+    told: list[tuple[Sequence[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]
+
+    @torch.inference_mode()
+    def only(self, rows: Sequence[int]) -> torch.Tensor:
+        """The tokens of some rows, on their device."""
+        if len(rows) == len(self.requests):
+            return self.tokens
+        return self.tokens[_to(rows, self.tokens)]
+
+    def read(self) -> Sampled:
+        """Wait for them."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        found = Sampled(self.host.tolist(), [None] * len(self.requests))
+        for rows, (own, top, top_tokens) in self.told:
+            lines = zip(rows, own.tolist(), top_tokens.tolist(), top.tolist(), strict=True)
+            for row, mine, others, values in lines:
+                most = self.requests[row].params.logprobs
+                pairs = tuple(zip(others, values, strict=True))[:most]
+                found.logprobs[row] = TokenLogprobs(found.tokens[row], mine, pairs)
+        return found
+
+
 def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
-    """One token per request.
+    """One token per request: see `draw`."""
+    return draw(logits, requests).read()
+
+
+@torch.inference_mode()
+def draw(logits: torch.Tensor, requests: Sequence[Request], ahead: int = 0) -> Drawn:
+    """One token per request, on its way to the host.
 
     Parameters
     ----------
     logits : [R, vocabulary]
     requests : R requests, in the order of the rows
+    ahead : tokens before it that the requests do not have yet
     """
     raw = logits.float()
     scores = penalized(biased(raw, requests), requests)
@@ -61,18 +107,18 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> Sampled:
     for rows in _chunks(drawn, scores.shape[1]):
         index = _to(rows, scores)
         chosen = [requests[row] for row in rows]
-        tokens[index] = _draw(scores[index], best[index], chosen)
+        tokens[index] = _draw(scores[index], best[index], chosen, ahead)
     tokens = torch.where(best.isfinite(), tokens, NO_TOKEN)
     asked = [row for row, request in enumerate(requests) if request.params.logprobs is not None]
-    told = [_log_softmax(raw, tokens, rows) for rows in _chunks(asked, scores.shape[1])]
-    found = Sampled(tokens.tolist(), [None] * len(requests))
-    for rows, (own, top, top_tokens) in zip(_chunks(asked, scores.shape[1]), told, strict=True):
-        lines = zip(rows, own.tolist(), top_tokens.tolist(), top.tolist(), strict=True)
-        for row, mine, others, values in lines:
-            most = requests[row].params.logprobs
-            pairs = tuple(zip(others, values, strict=True))[:most]
-            found.logprobs[row] = TokenLogprobs(found.tokens[row], mine, pairs)
-    return found
+    told = [(rows, _log_softmax(raw, tokens, rows)) for rows in _chunks(asked, scores.shape[1])]
+    if tokens.device.type != "cuda":
+        return Drawn(tuple(requests), tokens, tokens, None, told)
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    event: Any = torch.cuda.Event
+    ready = event()
+    ready.record()
+    return Drawn(tuple(requests), tokens, host, ready, told)
 
 
 def _chunks(rows: Sequence[int], vocabulary: int) -> Iterator[Sequence[int]]:
@@ -83,11 +129,13 @@ def _chunks(rows: Sequence[int], vocabulary: int) -> Iterator[Sequence[int]]:
 
 
 def _to(values: Sequence[float] | npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
-    """Values of the host on a tensor's device."""
-    return torch.from_numpy(np.asarray(values)).to(like.device)
+    """Values of the host on a tensor's device, for which nobody waits: they are few."""
+    return torch.from_numpy(np.asarray(values)).to(like.device, non_blocking=True)
 
 
-def _draw(scores: torch.Tensor, best: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def _draw(
+    scores: torch.Tensor, best: torch.Tensor, requests: Sequence[Request], ahead: int
+) -> torch.Tensor:
     """Tokens [R] drawn from scores [R, V] whose largest are `best`: temperature first, then
     top-k, top-p and min-p.
     """
@@ -104,7 +152,7 @@ def _draw(scores: torch.Tensor, best: torch.Tensor, requests: Sequence[Request])
         least = _to(np.asarray([p.min_p for p in params], np.float32), scores)
         weights.masked_fill_(weights < least[:, None], 0.0)
     mass = weights.cumsum(dim=-1, dtype=torch.float64)
-    point = _to(_points(requests), mass)[:, None] * mass[:, -1:]
+    point = _to(_points(requests, ahead), mass)[:, None] * mass[:, -1:]
     return torch.searchsorted(mass, point, right=True)[:, 0]
 
 
@@ -190,10 +238,10 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 FIRST, SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def _points(requests: Sequence[Request]) -> npt.NDArray[np.float64]:
+def _points(requests: Sequence[Request], ahead: int = 0) -> npt.NDArray[np.float64]:
     """Where in [0, 1) each request's next draw falls: by its key and its number of tokens."""
     keys = np.asarray([request.draw_key for request in requests], np.uint64)
-    places = np.asarray([request.completion_tokens + 1 for request in requests], np.uint64)
+    places = np.asarray([request.completion_tokens + 1 + ahead for request in requests], np.uint64)
     bits = _mix(keys ^ _mix(places * GAMMA))
     # so coarse that no product rounds to the whole
     return (bits >> np.uint64(16)).astype(np.float64) * 2.0**-48
