@@ -22,5 +22,13 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters; of a longer one the middle is left out."""
+    if len(text) <= most:
+        return text
+    head = (most - 1) // 2
+    return f"{text[:head]}…{text[head + 1 - most :]}"
+
+
 def _short(text: str) -> str:
     return text if len(text) <= MOST else text[: MOST - 1] + "…"

@@ -9,74 +9,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import threading
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
-import scripted_serve
 from http_server import client_of, wait_for
+from serve_process import Process
 
 from kvq_cli.commands.serve import serve
 from kvq_cli.server.limits import HttpOptions
-
-PROGRAM = Path(scripted_serve.__file__)
-
-
-class Process:
-    """A `kvq serve`, and what it has said."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, PROGRAM, "serve", "--port", "0", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.said = ""
-        self.reader = threading.Thread(target=self.read)
-        self.reader.start()
-
-    def read(self) -> None:
-        for line in self.process.stdout:
-            self.said += line
-
-    def wait_for(self, words: str) -> None:
-        wait_for(lambda: words in self.said or self.process.poll() is not None, 30)
-        assert words in self.said
-
-    @property
-    def url(self) -> str:
-        self.wait_for("curl ")
-        return re.search(r"http://[^/\s]+", self.said).group()
-
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.end()
-
-    def end(self) -> int:
-        code = self.process.wait(20)
-        self.reader.join(5)
-        return code
-
-
-@pytest.fixture
-def start():
-    """Start processes that do not outlive the test."""
-    started = []
-
-    def start(*arguments):
-        started.append(Process(*arguments))
-        return started[-1]
-
-    yield start
-    for process in started:
-        if process.process.poll() is None:
-            process.process.kill()
-        process.end()
-        process.process.stdout.close()
 
 
 def test_it_says_what_it_serves_and_a_command_that_works(start):

@@ -72,6 +72,13 @@ def test_top_k_keeps_the_k_most_likely():
     assert set(frequencies(LOGITS, top_k=2).nonzero().flatten().tolist()) == {0, 4}
 
 
+@pytest.mark.parametrize("most", [5, 6, 2**31, 2**63, 10**30])
+def test_a_top_k_of_any_size_is_all_tokens_for_its_own_row_alone(most):
+    requests = [request(0, seed=3, top_k=most), request(0, seed=3), request(0, seed=3, top_k=1)]
+    huge, free, single = tokens_of(LOGITS.expand(3, -1), requests)
+    assert huge == free and single == 4
+
+
 def test_top_p_keeps_the_smallest_sufficient_set():
     # probabilities 4: .644, 0: .237, 2: .087, …
     assert set(frequencies(LOGITS, top_p=0.6).nonzero().flatten().tolist()) == {4}

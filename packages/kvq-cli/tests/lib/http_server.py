@@ -11,17 +11,25 @@ from typing import Any
 
 import openai
 import uvicorn
+from fastapi import FastAPI
 
 from kvq_cli.server.app import create_app
 from kvq_cli.server.limits import HttpOptions
+from kvq_cli.server.run import configured
 
 
 @contextmanager
 def serving(engine: Any, options: HttpOptions | None = None) -> Iterator[str]:
     """The URL of a server over `engine`."""
+    with serving_app(create_app(engine, options)) as url:
+        yield url
+
+
+@contextmanager
+def serving_app(app: FastAPI) -> Iterator[str]:
+    """The URL of a server of `app`."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        config = uvicorn.Config(create_app(engine, options), log_level="warning", ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(configured(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -31,6 +39,14 @@ def serving(engine: Any, options: HttpOptions | None = None) -> Iterator[str]:
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
+
+
+@contextmanager
+def connected(url: str) -> Iterator[socket.socket]:
+    """A connection to a server, for what no HTTP client would send."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        yield connection
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scripted_engine import BREAKS, MODEL, ScriptedEngine
 
 from kvq_cli.server.app import create_app
-from kvq_cli.server.protocol import ChatRequest, CompletionRequest
+from kvq_cli.server.protocol import MOST_ITEMS, ChatRequest, CompletionRequest
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": MODEL, "prompt": "hi"}
@@ -57,6 +57,11 @@ def refused(answer, status, *, param=None, code=None):
         ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "text parts"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "not empty"),
+        (
+            {"messages": [{"role": "user", "content": "a"}] * (MOST_ITEMS + 1)},
+            "messages",
+            "at most 16384",
+        ),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "string"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "assistant"),
         (

@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-import socket
 import time
-from contextlib import contextmanager
 
 import httpx
 import openai
 import pytest
-from http_server import client_of, serving, wait_for
+from http_server import client_of, connected, serving, wait_for
 from scripted_engine import MODEL, ScriptedEngine
 
 from kvq_cli.config import ConfigError
@@ -24,13 +22,6 @@ BODY = {"model": MODEL, "prompt": "a"}
 
 def slow_engine(**options):
     return ScriptedEngine(words=10_000, pause=0.01, **options)
-
-
-@contextmanager
-def connected(url):
-    host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
-        yield connection
 
 
 def post(body, **headers):

@@ -174,7 +174,7 @@ def _log_softmax(
 def _cut(scores: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Scores [R, V], relative to the best, without those that top-k and top-p leave out."""
     vocabulary = scores.shape[1]
-    most = _to([p.top_k or vocabulary for p in params], scores)
+    most = _to([min(p.top_k or vocabulary, vocabulary) for p in params], scores)
     share = _to([p.top_p if p.top_p < 1.0 else 2.0 for p in params], scores)  # 2: never reached
     if scores.device.type == "cpu" and vocabulary > CANDIDATES:
         found, decided = _cut_candidates(scores, most, share)

@@ -25,7 +25,7 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise AddressError(f"--host {host} is not an address: {error}") from error
+        raise AddressError(f"--host {host!r} is not an address: {error}") from error
     listener = socket.socket(family, kind, protocol)
     if os.name == "posix":  # a port whose last connections linger is free; elsewhere this steals
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -15,7 +15,6 @@ from kvq_cli.server.generation import Service
 from kvq_cli.server.latency import Latency
 from kvq_cli.server.limits import BodyLimit, HttpOptions, KeyCheck
 from kvq_cli.server.places import Places
-from kvq_cli.server.prompts import encode
 from kvq_cli.server.tokens import TokenTexts
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def create_app(engine: AsyncEngine, options: HttpOptions | None = None) -> FastA
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # a tokenizer settles its own state at its first call; later calls may come from threads
-        await encode(engine.tokenizer, "kvq", add_special_tokens=True)
+        engine.tokenizer.encode("kvq", add_special_tokens=True, verbose=False)
         engine.start()
         try:
             yield

@@ -26,7 +26,7 @@ def routes(service: Service) -> APIRouter:
         require_served(engine, body.model)
         # before the work that reading a prompt is
         service.places.require(body.choices, "n")
-        prompt = await encode_chat(engine.tokenizer, body.messages)
+        prompt = await encode_chat(engine.tokenizer, body.messages, room=engine.max_model_len)
         generation = Generation(
             service, [prompt], body.sampling(), choices=body.choices, param="messages"
         )

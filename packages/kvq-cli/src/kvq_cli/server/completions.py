@@ -26,7 +26,7 @@ def routes(service: Service) -> APIRouter:
         require_served(engine, body.model)
         # before the work that reading prompts is
         service.places.require(len(body.prompts) * body.choices, body.many)
-        prompts = await encode_prompts(engine.tokenizer, body.prompts)
+        prompts = await encode_prompts(engine.tokenizer, body.prompts, room=engine.max_model_len)
         generation = Generation(
             service, prompts, body.sampling(), choices=body.choices, param="prompt"
         )

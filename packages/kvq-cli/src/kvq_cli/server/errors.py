@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from kvq_cli.engine.params import EngineFailed, RebuildBusy, RequestFailed, RequestRejected
+from kvq_cli.quoting import shortened
 from kvq_cli.server.answers import ErrorBody, ErrorDetail
 from kvq_pools import RebuildFailed, RebuildRejected
 
@@ -24,7 +25,8 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "no such model"},
     408: {"model": ErrorBody, "description": "the body did not come in time"},
     413: {"model": ErrorBody, "description": "the body is too large"},
-    429: {"model": ErrorBody, "description": "too many requests wait"},
+    415: {"model": ErrorBody, "description": "the body is compressed"},
+    429: {"model": ErrorBody, "description": "too many requests wait, or too much of bodies"},
     500: {"model": ErrorBody, "description": "computing it went wrong; the server serves on"},
     503: {"model": ErrorBody, "description": "the engine cannot serve"},
     504: {"model": ErrorBody, "description": "it took longer than the server allows"},
@@ -37,11 +39,14 @@ REBUILD_ANSWERS: dict[int | str, dict[str, Any]] = {
     408: ANSWERS[408],
     409: {"model": ErrorBody, "description": "another rebuild runs"},
     413: ANSWERS[413],
+    415: ANSWERS[415],
+    429: {"model": ErrorBody, "description": "too many bodies are here at once"},
     500: {"model": ErrorBody, "description": "it went wrong; the old cache is back and serves on"},
     503: ANSWERS[503],
 }
 CLIENT_LEFT = 499
-MOST_QUOTED = 80  # characters
+# Characters of what was given in a message, of a message and of a parameter's name.
+MOST_QUOTED, MOST_SAID, MOST_NAMED = 80, 1000, 200
 
 
 class ApiError(Exception):
@@ -66,13 +71,17 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON object that is sent."""
         detail = ErrorDetail(
-            # what is quoted back may hold lone surrogates, which JSON's UTF-8 cannot
-            message=str(self).encode("utf-8", "backslashreplace").decode(),
+            message=_sendable(str(self), MOST_SAID),
             type="invalid_request_error" if self.status < 500 else "server_error",
-            param=self.param and self.param.encode("utf-8", "backslashreplace").decode(),
+            param=self.param and _sendable(self.param, MOST_NAMED),
             code=self.code,
         )
         return ErrorBody(error=detail).model_dump()
+
+
+def _sendable(text: str, most: int) -> str:
+    """What is quoted back may be as long as a body and hold surrogates, which UTF-8 cannot."""
+    return shortened(text.encode("utf-8", "backslashreplace").decode(), most)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -161,9 +170,15 @@ def answer(error: ApiError) -> Response:
 def _http_error(app: FastAPI, request: Request, error: HTTPException) -> ApiError:
     path, message = request.url.path, str(error.detail)
     if error.status_code == 404:
+        path = shortened(path, MOST_QUOTED)
         message = f"there is no {path}; there are {', '.join(app.openapi()['paths'])}"
+    if error.status_code == 400:  # FastAPI's, of a body that is text and yet cannot be parsed
+        message = (
+            "the body cannot be read as JSON: it must be UTF-8, nested less than a thousand deep, "
+            "with numbers of at most 4,300 digits"
+        )
     if error.status_code == 405:
-        message = f"{path} does not answer {request.method}"
+        message = f"{shortened(path, MOST_QUOTED)} does not answer {request.method}"
     return ApiError(error.status_code, message, headers=error.headers)
 
 
@@ -189,13 +204,17 @@ def explain(errors: Sequence[Mapping[str, Any]], content_type: str | None) -> Ap
     match error["type"]:
         case "extra_forbidden":
             return ApiError(
-                400, f"unknown parameter: {param}", param=param, code="unknown_parameter"
+                400,
+                f"unknown parameter: {shortened(param, MOST_NAMED)}",
+                param=param,
+                code="unknown_parameter",
             )
         case "missing":
             return _about(param, "is required", "missing_required_parameter")
         case "unsupported_parameter":
             return _about(param, error["msg"], "unsupported_parameter")
     message = error["msg"].replace("Input should", "must").replace("List should", "must")
+    message = message.replace(" after validation", "")
     return _about(param, message + _got(error.get("input")))
 
 

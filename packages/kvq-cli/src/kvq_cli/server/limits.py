@@ -11,10 +11,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvq_cli.config import ConfigError
+from kvq_cli.quoting import quoted
 from kvq_cli.server.errors import ApiError, answer
 
 OPEN_PATHS = ("/health", "/ready")  # load balancers have no keys
 BODY_SECONDS = 60.0  # in which a body must be here
+MOST_BODIES = 16  # of the largest size, that are here at once: read, or kept while it is answered
 CLOSE = {"Connection": "close"}  # what still comes on it is of no use
 
 
@@ -76,18 +78,27 @@ class KeyCheck:
 
 class BodyLimit:
     """Refuses bodies that are larger than the limit, from their declared length if they have one,
-    and gives up on those that do not arrive.
+    those that would take too much memory beside others, and gives up on those that do not arrive.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._held = 0  # bytes of all requests that are not answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        if (encoding := headers.get("content-encoding", "identity")) != "identity":
+            error = ApiError(
+                415,
+                f"the body is compressed ({quoted(encoding)}); send it as it is",
+                headers=CLOSE,
+            )
+            return await answer(error)(scope, receive, send)
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             error = ApiError(413, self._too_large(f"{int(declared):,} bytes"), headers=CLOSE)
             return await answer(error)(scope, receive, send)
@@ -104,13 +115,25 @@ class BodyLimit:
                 raise HTTPException(
                     408, f"the body did not arrive within {BODY_SECONDS:g} s", headers=CLOSE
                 ) from error
-            seen += len(message.get("body", b""))
+            fresh = len(message.get("body", b""))
+            seen, self._held = seen + fresh, self._held + fresh
             whole = not message.get("more_body", False)
             if seen > self._max_bytes:
                 raise HTTPException(413, self._too_large(f"{seen:,} bytes or more"), headers=CLOSE)
+            if self._held > MOST_BODIES * self._max_bytes:
+                raise HTTPException(
+                    429,
+                    f"the bodies of requests that are being answered have {self._held:,} bytes; "
+                    f"this server holds at most {MOST_BODIES * self._max_bytes:,} at once; try "
+                    "again later",
+                    headers={**CLOSE, "Retry-After": "1"},
+                )
             return message
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._held -= seen
 
     def _too_large(self, given: str) -> str:
         return f"the body has {given}; this server takes at most {self._max_bytes:,}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import APIRouter
 
+from kvq_cli.quoting import quoted
 from kvq_cli.server import errors
 from kvq_cli.server.answers import Model, ModelList
 
@@ -19,7 +20,7 @@ def require_served(engine: AsyncEngine, name: str) -> None:
     if name != engine.model_name:
         raise errors.ApiError(
             404,
-            f"the model {name!r} does not exist; this server serves {engine.model_name!r}",
+            f"the model {quoted(name)} does not exist; this server serves {engine.model_name!r}",
             param="model",
             code="model_not_found",
         )

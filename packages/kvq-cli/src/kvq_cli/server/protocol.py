@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvq_cli.engine.params import MOST_LOGPROBS, SamplingParams
-from kvq_cli.server.fields import Body, Expected, Ignored, Only, Text
+from kvq_cli.server.fields import Body, Expected, Ignored, List, Only, Text, at_most
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -20,13 +20,15 @@ TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,8})$")]
 Bias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=1024),
+    BeforeValidator(at_most(1024)),  # before its items are looked at
     Expected("an object of at most 1,024 token ids, each with a number from -100 to 100"),
 ]
 MOST_CHOICES = 128  # of one prompt
+MOST_ITEMS = 16_384  # messages of a conversation, parts of a message, prompts of a request
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[Text, Field(min_length=1)]
 Stop = Annotated[
-    StopText | Annotated[list[StopText], Field(max_length=4)] | None,
+    StopText | Annotated[List[StopText], Field(max_length=4)] | None,
     Expected("a string or a list of at most 4 strings, none of them empty"),
 ]
 
@@ -133,7 +135,8 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[
-        list[TextPart],
+        List[TextPart],
+        Field(max_length=MOST_ITEMS),
         BeforeValidator(_parts, json_schema_input_type=str | list[TextPart]),
     ]
     name: Text | None = None
@@ -158,7 +161,7 @@ class Message(Body):
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[List[Message], Field(min_length=1, max_length=MOST_ITEMS)]
     max_completion_tokens: Count | None = None
 
     logprobs: bool | None = None
@@ -209,10 +212,13 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[
         Text
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[int], Field(min_length=1)]
-        | Annotated[list[list[int]], Field(min_length=1)],
-        Expected("a string, a list of strings, a list of token ids or a list of such lists"),
+        | Annotated[List[Text], Field(min_length=1, max_length=MOST_ITEMS)]
+        | Annotated[List[int], Field(min_length=1)]
+        | Annotated[List[List[int]], Field(min_length=1, max_length=MOST_ITEMS)],
+        Expected(
+            "a string, a list of strings, a list of token ids or a list of such lists; lists of "
+            f"at most {MOST_ITEMS:,} prompts"
+        ),
     ]
 
     logprobs: TopCount | None = None

@@ -12,8 +12,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from fastapi import FastAPI
 
 from kvq_cli.server.app import create_app
+from kvq_cli.server.connection import ACCEPTED_AT_ONCE, LONGEST_QUEUE, Connection
 from kvq_cli.server.limits import HttpOptions
 from kvq_cli.server.places import Places
 
@@ -40,16 +42,24 @@ def serve(
     accepted.
     """
     app = create_app(engine, options)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        ws="none",
-        timeout_graceful_shutdown=LINGER_SECONDS,
-    )
+    config = configured(app)
     # uvicorn raises the signal again after a clean end
     with contextlib.suppress(KeyboardInterrupt):
         _Server(config, engine, app.state.places, ready).run(sockets=[listener])
+
+
+def configured(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn serves the application: the same whatever else is installed."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        loop="asyncio",
+        log_level="error",  # what clients do wrong is told to them; a log of it would have no end
+        access_log=False,
+        backlog=ACCEPTED_AT_ONCE,
+        timeout_graceful_shutdown=LINGER_SECONDS,
+    )
 
 
 class _Server(uvicorn.Server):
@@ -77,6 +87,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(LONGEST_QUEUE)  # asyncio has no word for it but how many it takes
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
