@@ -129,6 +129,14 @@ def test_a_second_ctrl_c_waits_for_nothing(start):
     assert "Traceback" not in process.said
 
 
+def test_sigterm_waits_for_no_step_without_end(start):
+    process = start("stubborn")
+    assert process.url
+    process.process.send_signal(signal.SIGTERM)
+    assert process.end() == -signal.SIGTERM
+    assert "Traceback" not in process.said
+
+
 def test_ctrl_c_while_it_loads_ends_it_with_one_line(start):
     process = start("endless")
     process.wait_for("loading")

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from http_server import client_of, connected
 
+from kvq_cli.server import run
+
 
 @pytest.mark.parametrize("signal_sent", [signal.SIGTERM, signal.SIGINT])
 def test_clients_that_stand_still_do_not_hold_up_the_end_nor_fill_the_log(start, signal_sent):
@@ -37,6 +39,10 @@ def test_clients_that_stand_still_do_not_hold_up_the_end_nor_fill_the_log(start,
         assert time.monotonic() - begun < 8  # its patience and the time to linger
     after = process.said.partition("curl ")[2].splitlines()[1:]
     assert after == (["stopped"] if signal_sent == signal.SIGINT else [])
+
+
+def test_all_that_the_end_waits_for_takes_less_than_half_a_minute():
+    assert run.DRAIN_SECONDS + run.STEP_SECONDS + run.LINGER_SECONDS < 30
 
 
 @pytest.mark.skipif(not shutil.which("prlimit"), reason="prlimit is not installed")

@@ -201,3 +201,30 @@ def test_a_stop_answers_a_rebuild_that_still_waits():
             await served.rebuild(800)
 
     with_engine(work)
+
+
+def test_requests_in_flight_hear_of_the_end_before_a_long_step_is_done():
+    """And nobody need wait for that step, nor is anything taken in meanwhile."""
+    go, there = threading.Event(), threading.Event()
+
+    async def work(served, engine):
+        step = engine.step
+
+        def held():
+            there.set()
+            assert go.wait(30)
+            return step()
+
+        engine.step = held
+        handle = served.submit(PROMPT, greedy(5))
+        await asyncio.to_thread(there.wait, 10)
+        async with asyncio.timeout(5):
+            await served.stop(0.1)
+            assert [delta.finish_reason for delta in await collect(handle)] == ["abort"]
+        with pytest.raises(EngineFailed):
+            served.submit(PROMPT, greedy(5))
+        assert not served.healthy and not served._handles
+        go.set()
+        await asyncio.to_thread(served._thread.join, 30)
+
+    with_engine(work)

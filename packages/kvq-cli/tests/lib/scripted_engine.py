@@ -176,7 +176,7 @@ class ScriptedEngine:
         self.loop = asyncio.get_running_loop()
         self.running = True
 
-    async def stop(self) -> None:
+    async def stop(self, patience: float | None = None) -> None:
         self.running = False
         for handle in list(self.live):
             handle.cancel()

@@ -22,9 +22,11 @@ from kvq_cli.server import run
 
 
 class StubbornEngine(ScriptedEngine):
-    async def stop(self) -> None:
-        print("stopping", flush=True)
-        await asyncio.to_thread(time.sleep, 60)
+    async def stop(self, patience: float | None = None) -> None:
+        if self.running:
+            print("stopping", flush=True)
+            self.running = False
+            await asyncio.to_thread(time.sleep, 60 if patience is None else patience)
 
 
 def build_engine(options: SimpleNamespace, report: Any, progress: Any) -> ScriptedEngine:

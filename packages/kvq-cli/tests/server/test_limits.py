@@ -46,14 +46,23 @@ def test_only_who_has_the_key_is_answered_and_health_is_open():
         for path in ("/health", "/ready"):
             assert httpx.get(url + path).status_code == 200
         for path in ("/v1/models", "/metrics", "/v1/kv/status", "/openapi.json", "/nowhere"):
-            for wrong in ("", "Bearer", "s3cret", "Bearer s3cre", "Bearer s3cret2", "Bearer ß"):
+            for wrong in (
+                "",
+                "Bearer",
+                "s3cret",
+                "Bearer s3cre",
+                "Bearer s3cret2",
+                "Basic s3cret",
+                "Bearer ß",
+            ):
                 headers = {"Authorization": wrong.encode()} if wrong else {}
                 answer = httpx.get(url + path, headers=headers)
                 error = error_of(answer, 401)
                 assert error["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
-            known = httpx.get(url + path, headers={"Authorization": "Bearer s3cret"})
-            assert known.status_code == (404 if path == "/nowhere" else 200)
+            for scheme in ("Bearer", "bearer", "BEARER "):  # RFC 9110: in any case
+                known = httpx.get(url + path, headers={"Authorization": f"{scheme} s3cret"})
+                assert known.status_code == (404 if path == "/nowhere" else 200)
         with client_of(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
             client.completions.create(**BODY)
         with client_of(url, "s3cret") as client:

@@ -94,11 +94,13 @@ class AsyncEngine:
         self._rebuild: asyncio.Future[RebuildReport] | None = None  # event loop's
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._stopped = False
 
     @property
     def healthy(self) -> bool:
         """Whether requests can be served."""
-        return self.failure is None and self._thread is not None and self._thread.is_alive()
+        thread = self._thread
+        return self.failure is None and not self._stopped and bool(thread and thread.is_alive())
 
     @property
     def state(self) -> State:
@@ -139,15 +141,19 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._work, name="kvq-engine", daemon=True)
         self._thread.start()
 
-    async def stop(self) -> None:
-        """End the worker after its current step; requests in flight end with `abort`."""
-        if self._thread is None:
+    async def stop(self, patience: float | None = None) -> None:
+        """End requests in flight with `abort`, and the worker after its current step.
+
+        A step may take long: it is awaited for at most `patience` seconds; None = to its end.
+        """
+        if self._thread is None or self._stopped:
             return
+        self._stopped = True
         self._inbox.put(("stop", None))
-        await asyncio.to_thread(self._thread.join)
         for handle in list(self._handles.values()):
             self._finish(handle, Delta("", (), "abort"))
         self._rebuilt(EngineFailed("it is stopping"))
+        await asyncio.to_thread(self._thread.join, patience)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams) -> RequestHandle:
         """Queue a request; `RequestRejected` when it can never be served.
@@ -190,7 +196,7 @@ class AsyncEngine:
 
     def _require_healthy(self) -> None:
         if not self.healthy:
-            raise EngineFailed(self.failure or "the engine is not running")
+            raise EngineFailed(self.failure or "it is not running")
 
     def _cancel(self, handle: RequestHandle) -> None:
         if self._handles.get(handle.request_id) is handle:

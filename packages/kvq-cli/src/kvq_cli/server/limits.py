@@ -57,14 +57,16 @@ class KeyCheck:
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app = app
-        self._wanted = f"Bearer {key}".encode()
+        self._wanted = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             given = Headers(scope=scope).get("authorization")
+            scheme, _, key = (given or "").partition(" ")
             # in a time that says nothing about how much of it is right
-            if given is None or not hmac.compare_digest(given.encode("latin-1"), self._wanted):
+            right = hmac.compare_digest(key.strip().encode("latin-1"), self._wanted)
+            if scheme.lower() != "bearer" or not right:
                 problem = "is missing" if given is None else "is wrong"
                 error = ApiError(
                     401,

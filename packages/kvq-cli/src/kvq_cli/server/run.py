@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 5
 # How long requests may go on after SIGTERM; what manages processes often kills after 30 s.
 DRAIN_SECONDS = 20.0
+# How long a step may then go on; a large prompt on a small machine takes longer.
+STEP_SECONDS = 4.0
 
 
 def serve(
@@ -37,9 +39,9 @@ def serve(
     """Serve on a bound socket until SIGINT (returns) or SIGTERM (ends the process).
 
     After SIGTERM requests in flight have a while to finish and new ones are refused; after that,
-    and at once after SIGINT, they end with an error that says so, once the engine's current step
-    is done. A second signal does not wait for that. `ready` is called once connections are
-    accepted.
+    and at once after SIGINT, they end with an error that says so. SIGINT waits for the engine's
+    current step, SIGTERM only so long that all takes less than half a minute; a second signal
+    waits for nothing. `ready` is called once connections are accepted.
     """
     app = create_app(engine, options)
     config = configured(app)
@@ -96,5 +98,5 @@ class _Server(uvicorn.Server):
         end = time.monotonic() + (DRAIN_SECONDS if self._drains else 0)
         while self._places.taken and self._engine.healthy and time.monotonic() < end:
             await asyncio.sleep(0.05)
-        await self._engine.stop()
+        await self._engine.stop(STEP_SECONDS if self._drains else None)
         await super().shutdown(sockets)
