@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvq_cli.commands import bench, ctl
+from kvq_cli.commands import absent, bench, ctl
 from kvq_cli.commands.check import check
 from kvq_cli.commands.eval import evaluate
 from kvq_cli.commands.formats import formats
@@ -27,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(serve)
+app.command(cls=absent.Command)(serve)
 app.command()(plan)
 app.command()(formats)
 app.command()(check)

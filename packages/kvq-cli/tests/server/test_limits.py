@@ -261,6 +261,7 @@ def test_what_a_slow_reader_has_not_read_comes_in_fewer_pieces(engine):
         ("api_key", ""),
         ("api_key", "schlüssel"),
         ("api_key", "a\nb"),
+        ("api_key", " s3cret"),
         ("max_queued_requests", -1),
         ("max_body_bytes", 0),
         ("request_timeout", 0.0),

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvq_cli.commands.absent import Command
 from kvq_cli.commands.messages import plain_errors
 from kvq_cli.commands.options import CtlApiKey, CtlCacheDtype, CtlTokens, Url
 
@@ -15,7 +16,7 @@ app = typer.Typer(help="Ask and change a running `kvq serve`.", no_args_is_help=
 DEFAULT_URL = "http://127.0.0.1:1919"
 
 
-@app.command()
+@app.command(cls=Command)
 @plain_errors
 def cache(
     tokens: CtlTokens = None,

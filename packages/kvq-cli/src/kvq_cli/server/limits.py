@@ -42,6 +42,8 @@ class HttpOptions:
             raise ConfigError("api_key must be printable ASCII: it travels in a header")
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("api_key is empty; give a key or leave it out")
+        if self.api_key is not None and self.api_key != self.api_key.strip():
+            raise ConfigError("api_key begins or ends with a space, which no header keeps")
         if self.max_queued_requests < 0:
             raise ConfigError(
                 f"max_queued_requests must be at least 0, got {self.max_queued_requests}"
