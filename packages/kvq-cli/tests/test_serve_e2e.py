@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -243,3 +244,26 @@ def test_iso_on_gemma_is_served_with_a_warning(gemma_dir):
         assert answer.usage.completion_tokens == 8
     finally:
         assert server.stop() in (0, 130)
+
+
+def test_the_saving_of_a_format_shows_in_the_processs_memory(smollm2_dir):
+    """And requests add no more to it than a few steps' tensors."""
+    remainder = 64 << 20  # of steps, sockets and what an allocator keeps
+    taken, said = {}, {}
+    for cache in ("bf16", "q4_0"):
+        server = Server(
+            "--model", str(smollm2_dir), "--kv-cache-dtype", cache, "--num-tokens", "24576"
+        )
+        try:
+            process = psutil.Process(server.process.pid)
+            ask(server, "hello", max_tokens=2)
+            taken[cache] = process.memory_info().rss
+            said[cache] = httpx.get(server.url + "/v1/kv/status").json()["bytes"]
+            with ThreadPoolExecutor(4) as pool:
+                answers = [pool.submit(ask, server, f"{n} " * 200, max_tokens=8) for n in range(4)]
+            assert all(answer.result().usage.completion_tokens for answer in answers)
+            assert process.memory_info().rss - taken[cache] < remainder
+        finally:
+            server.stop()
+    assert said["bf16"] > 500 << 20
+    assert abs((taken["bf16"] - taken["q4_0"]) - (said["bf16"] - said["q4_0"])) < remainder
