@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -31,17 +30,6 @@ class Body(BaseModel):
         known = {name: data[name] for name in data.keys() & cls.model_fields.keys()}
         stranger = next((name for name in data if name not in known), None)
         return known if stranger is None else {**known, stranger: data[stranger]}
-
-
-def at_most(count: int) -> Callable[[Any], Any]:
-    """Refuses an object of more members."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > count:
-            raise PydanticCustomError("too_long", "has too many members")
-        return value
-
-    return check
 
 
 Item = TypeVar("Item")

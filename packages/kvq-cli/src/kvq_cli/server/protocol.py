@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvq_cli.engine.params import MOST_LOGPROBS, SamplingParams
-from kvq_cli.server.fields import Body, Expected, Ignored, List, Only, Text, at_most
+from kvq_cli.server.fields import Body, Expected, Ignored, List, Only, Text
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -20,7 +20,6 @@ TokenId = Annotated[str, Field(pattern=r"^(0|[1-9]\d{0,8})$")]
 Bias = Annotated[
     dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=1024),
-    BeforeValidator(at_most(1024)),  # before its items are looked at
     Expected("an object of at most 1,024 token ids, each with a number from -100 to 100"),
 ]
 MOST_CHOICES = 128  # of one prompt
