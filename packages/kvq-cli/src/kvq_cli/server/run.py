@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import time
@@ -45,6 +46,8 @@ def serve(
     """
     app = create_app(engine, options)
     config = configured(app)
+    gc.collect()
+    gc.freeze()  # a model's objects stay; looking through them stops all requests again and again
     # uvicorn raises the signal again after a clean end
     with contextlib.suppress(KeyboardInterrupt):
         _Server(config, engine, app.state.places, ready).run(sockets=[listener])
