@@ -36,6 +36,7 @@ from kvq_pools.pool import Pool
 from kvq_pools.prefix import PrefixHit, PrefixStats
 from kvq_pools.rebuild import Rebuilt, rebuild
 from kvq_pools.sequences import SequencePages
+from kvq_pools.snapshots import SnapshotStats
 from kvq_pools.space import CacheSpace
 from kvq_pools.window import first_visible, window_pages_per_request
 
@@ -62,6 +63,7 @@ __all__ = [
     "Scope",
     "SequencePages",
     "Slab",
+    "SnapshotStats",
     "Tier",
     "__version__",
     "dsa",

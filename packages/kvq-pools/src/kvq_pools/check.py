@@ -30,6 +30,7 @@ def check_space(space: CacheSpace) -> None:
             owners.append([page for page in pages if page != NO_PAGE])
         allocator.check_integrity(owners)
     _check_nodes(tree)
+    tree.snapshots.check({*tree.nodes.values()})
     _check_holders(space)
     _check_order(tree)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvq_pools.nodes import TOKEN_BYTES, Node, chain, token_bytes
 from kvq_pools.pages import NO_PAGE
@@ -17,12 +17,14 @@ class PrefixHit:
     Attributes
     ----------
     num_tokens : positions [0, num_tokens) need not be computed
+    matched : so many tokens have pages; fewer are a hit where those lack a snapshot
     nodes : whole pages, shared
     tail : a page of which only the first tokens are used, by copying it
     tree, version : which was asked, and its version then
     """
 
     num_tokens: int = 0
+    matched: int = field(default=0, repr=False, kw_only=True)
     nodes: tuple[Node, ...] = field(default=(), repr=False)
     tail: Node | None = field(default=None, repr=False)
     tree: PrefixTree | None = field(default=None, repr=False)
@@ -51,9 +53,20 @@ def match(tree: PrefixTree, tokens: Sequence[int], adapter: str, *, partly: bool
 
     `partly`: a page may be used in part, when there is room for a copy of it.
     """
-    page_tokens, grain = tree.plan.page_tokens, tree.plan.granularity
+    grain = tree.plan.granularity
     data = token_bytes(tokens)
     limit = max(0, len(tokens) - 1) // grain * grain
+    hit = _with_pages(tree, data, adapter, limit, partly=partly)
+    if not hit.matched or not tree.snapshots.places:
+        return hit
+    return _with_snapshot(tree, data, adapter, limit, hit, partly=partly)
+
+
+def _with_pages(
+    tree: PrefixTree, data: bytes, adapter: str, limit: int, *, partly: bool
+) -> PrefixHit:
+    """The longest prefix, of at most `limit` tokens, that has pages."""
+    page_tokens, grain = tree.plan.page_tokens, tree.plan.granularity
     previous: Node | None = tree.roots.get(adapter)
     if previous is None or not limit:
         return PrefixHit(tree=tree, version=tree.version)
@@ -75,11 +88,38 @@ def match(tree: PrefixTree, tokens: Sequence[int], adapter: str, *, partly: bool
         tail, common = exact or _closest(tree, previous, rest)
         end = min(limit, start + common // grain * grain)
         if tail is not None and end > start and _reach(tree, [*path[:whole], tail], end) == end:
-            hit = PrefixHit(end, tuple(path[:whole]), tail, tree, tree.version)
+            hit = PrefixHit(end, tuple(path[:whole]), tail, tree, tree.version, matched=end)
             if _has_room(tree, hit):
                 return hit
     end = _reach(tree, path, start)
-    return PrefixHit(end, tuple(path[: end // page_tokens]), None, tree, tree.version)
+    seen = tuple(path[: end // page_tokens])
+    return PrefixHit(end, seen, None, tree, tree.version, matched=end)
+
+
+def _with_snapshot(
+    tree: PrefixTree, data: bytes, adapter: str, limit: int, hit: PrefixHit, *, partly: bool
+) -> PrefixHit:
+    """The longest part of a hit that ends where there is a snapshot."""
+    found = PrefixHit(tree=tree, version=tree.version, matched=hit.matched)
+    page_tokens, nodes = tree.plan.page_tokens, hit.nodes
+    start = len(nodes) * page_tokens
+    rest = data[start * TOKEN_BYTES : limit * TOKEN_BYTES]
+    if partly and rest:
+        parent = nodes[-1] if nodes else tree.roots[adapter]
+        ends = {
+            start + len(node.tokens) // TOKEN_BYTES: node
+            for node in tree.recent(parent, rest)
+            if node in tree.snapshots and rest.startswith(node.tokens)
+        }
+        for end in sorted(ends, reverse=True):
+            tail = replace(found, num_tokens=end, nodes=nodes, tail=ends[end])
+            if _reach(tree, [*nodes, ends[end]], end) == end and _has_room(tree, tail):
+                return tail
+    for count in range(len(nodes), 0, -1):
+        end = count * page_tokens
+        if nodes[count - 1] in tree.snapshots and _reach(tree, nodes, end) == end:
+            return replace(found, num_tokens=end, nodes=nodes[:count])
+    return found
 
 
 def claimed(tree: PrefixTree, hit: PrefixHit, *, tail: bool = False) -> list[int]:

@@ -131,7 +131,8 @@ class _Survivors:
             sequence._end()
         space.plan, space.num_pages, space._allocators = self.plan, self.num_pages, allocators
         if not self.moves:
-            space._tree = PrefixTree(self.plan, tree.namespace, allocators)
+            tree.snapshots.retain(())
+            space._tree = PrefixTree(self.plan, tree.namespace, allocators, tree.snapshots)
             space._tree.version = tree.version + 1
             space._tree.evicted_pages = tree.evicted_pages
         else:
@@ -165,6 +166,7 @@ class _Survivors:
         nodes, roots = tree.nodes, tree.roots
         tree.plan = self.plan
         tree.allocators = [allocators[tier] for tier in tree.tiers]
+        tree.snapshots.retain(self.nodes)
         tree.reset()
         for node in nodes.values():
             if node in self.nodes:

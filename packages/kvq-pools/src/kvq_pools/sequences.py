@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvq_pools.space import CacheSpace
 
 CopyPage = Callable[[str, int, int], None]  # tier, from page, to page
+Save = Callable[["SequencePages", int], bool]  # of what was computed, place
 
 
 class SequencePages:
@@ -30,6 +32,8 @@ class SequencePages:
     num_cached : tokens that the prefix cache had when it was opened
     num_tokens : positions [0, num_tokens) have pages, or had them
     num_computed : positions [0, num_computed) were computed; queries come from there on
+    snapshot : place of what belongs to the tokens that were cached, until it is advanced; None
+        where nothing does
 
     A step grows the sequence, computes, and advances it:
 
@@ -45,6 +49,7 @@ class SequencePages:
         "num_cached",
         "num_computed",
         "num_tokens",
+        "snapshot",
         "tables",
     )
 
@@ -59,6 +64,7 @@ class SequencePages:
         self.num_cached = 0
         self.num_tokens = 0
         self.num_computed = 0
+        self.snapshot: int | None = None
 
     def grow(self, num_tokens: int) -> None:
         """Have pages for positions [0, num_tokens), in all tiers or, on `OutOfPages`, in none.
@@ -100,6 +106,8 @@ class SequencePages:
                 self._loose = None
             else:
                 self._register(self._loose + token_bytes(tokens[self.num_computed : num_computed]))
+        if num_computed > self.num_computed:
+            self._unpin()
         self.num_computed = num_computed
         tree = self._space._tree
         for number in tree.windows:
@@ -110,6 +118,29 @@ class SequencePages:
                 tree.release(number, table[done:kept_from], passed=True)
                 table[done:kept_from] = [NO_PAGE] * (kept_from - done)
                 self._kept_from[name] = kept_from
+
+    def keep(self, *, passed: bool = False) -> bool:
+        """Have a snapshot at num_computed, the end of a whole page; whether there is one.
+
+        Whoever has the same tokens can go on from there. `passed`: nothing says that somebody
+        will, so that it takes nobody's place. The space must know the tokens.
+        """
+        self._check_open()
+        return self._loose == b"" and self._keep(self._path[-1] if self._path else None, passed)
+
+    def _keep(self, node: Node | None, passed: bool = False) -> bool:
+        """A snapshot of the last node, the path's or the part of a page after it."""
+        space, snapshots = self._space, self._space._tree.snapshots
+        told = len(self._path) * space.plan.page_tokens + len(self._loose or b"") // TOKEN_BYTES
+        if node is None or space.save is None or told != self.num_computed:
+            return False
+        save = partial(space.save, self)
+        return snapshots.keep(node, self.num_computed, save, passed=passed)
+
+    def _unpin(self) -> None:
+        if self.snapshot is not None:
+            self._space._tree.snapshots.unpin(self.snapshot)
+            self.snapshot = None
 
     def slots(self, tier: str, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Slots int64 [stop - start] of positions [start, stop); `PageError` if one has no page."""
@@ -162,7 +193,8 @@ class SequencePages:
     def close(self) -> None:
         """Release every page; harmless when closed already.
 
-        The prefix cache keeps what it was told the tokens of, the last page's part included.
+        The prefix cache keeps what it was told the tokens of, the last page's part included, and
+        a snapshot where that ends.
         """
         space, tree = self._space, self._space._tree
         if self not in space._sequences:
@@ -172,7 +204,11 @@ class SequencePages:
         if self._loose is not None and len(self._loose) >= grain:
             part = self._loose[: len(self._loose) // grain * grain]
             pages = [self.tables[tier][len(self._path)] for tier in tree.tiers]
-            tree.add_part(self._path[-1] if self._path else None, self.adapter, part, pages)
+            node = tree.add_part(self._path[-1] if self._path else None, self.adapter, part, pages)
+            if len(part) == len(self._loose):
+                self._keep(node)
+        elif self._loose == b"":
+            self._keep(self._path[-1] if self._path else None)
         tree.leave(self._path)
         for number, tier in enumerate(tree.tiers):
             tree.release(number, self._held(tier))
@@ -183,6 +219,7 @@ class SequencePages:
     def _end(self) -> None:
         """Be closed, without pages; whose they are now is the caller's affair."""
         del self._space._sequences[self]
+        self._unpin()
         self._path, self._loose = [], None
         for table in self.tables.values():
             table.clear()
@@ -193,6 +230,8 @@ class SequencePages:
         self.num_cached = self.num_tokens = self.num_computed = hit.num_tokens
         self._path = list(hit.nodes)
         tree.hold(hit.nodes)
+        if tree.snapshots.places:
+            self.snapshot = tree.snapshots.pin(hit.tail or hit.nodes[-1])
         for number, tier in enumerate(tree.tiers):
             first = tree.first_page(number, hit.num_tokens)
             pages = [tree.pin(node, number) for node in hit.nodes[first:]]

@@ -10,7 +10,8 @@ from kvq_pools.nodes import token_bytes
 from kvq_pools.pages import PageAllocator, pages_for_tokens
 from kvq_pools.plan import PoolPlan, Tier
 from kvq_pools.prefix import PrefixHit, PrefixStats, claimed, match
-from kvq_pools.sequences import CopyPage, SequencePages
+from kvq_pools.sequences import CopyPage, Save, SequencePages
+from kvq_pools.snapshots import Snapshots, SnapshotStats
 from kvq_pools.tree import PrefixTree
 from kvq_pools.window import window_pages_per_request
 
@@ -27,6 +28,10 @@ class CacheSpace:
         between layouts, namespaces and adapters: they are part of every key.
     copy_page : (tier, from page, to page) → None: the pool's. Without it only whole pages are
         shared, and a sequence forks at the end of a page alone.
+    snapshots : 0 where pages are all that goes on from them needs. Else a hit ends where there is
+        a snapshot, of which there are so many at most; they go when their pages do.
+    save : (sequence, place) → whether it could: write what belongs to its computed tokens to a
+        place, 0 … snapshots - 1
 
     Attributes
     ----------
@@ -41,12 +46,15 @@ class CacheSpace:
         prefix_cache: bool = False,
         namespace: str = "",
         copy_page: CopyPage | None = None,
+        snapshots: int = 0,
+        save: Save | None = None,
     ) -> None:
         self.plan = plan
         self.num_pages = whole_number("num_pages", num_pages, 1)
         self.prefix_cache = prefix_cache
         self.namespace = namespace
         self.copy_page = copy_page
+        self.save = save
         self.failed: str | None = None
         self._sequences: dict[SequencePages, None] = {}  # in the order in which they were opened
         self._allocators = {
@@ -54,7 +62,7 @@ class CacheSpace:
             for tier in plan.tiers
             if tier.scope != "step"
         }
-        self._tree = PrefixTree(plan, namespace, self._allocators)
+        self._tree = PrefixTree(plan, namespace, self._allocators, Snapshots(snapshots))
         self._lookups = self._queried_tokens = self._hit_tokens = 0
 
     def lookup(self, tokens: Sequence[int], adapter: str = "") -> PrefixHit:
@@ -85,6 +93,7 @@ class CacheSpace:
             self._lookups += 1
             self._queried_tokens += len(tokens)
             self._hit_tokens += hit.num_tokens
+            self._tree.snapshots.missed_tokens += hit.matched - hit.num_tokens
         if hit.num_tokens:
             self._tree.tick()
             whole = len(hit.nodes) * self.plan.page_tokens
@@ -200,6 +209,15 @@ class CacheSpace:
         return PrefixStats(
             self._lookups, self._queried_tokens, self._hit_tokens, self._tree.evicted_pages
         )
+
+    @property
+    def num_snapshots(self) -> int:
+        """How many snapshots there may be; 0 = hits need none."""
+        return self._tree.snapshots.places
+
+    def snapshot_stats(self) -> SnapshotStats:
+        """What there is beside pages, and how much it was used."""
+        return self._tree.snapshots.stats()
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` unless each page is free, cached or owned and all is in place."""

@@ -9,6 +9,7 @@ from kvq_pools.lru import Leaves, LetGo
 from kvq_pools.nodes import Node, Root, chain
 from kvq_pools.pages import NO_PAGE, PageAllocator
 from kvq_pools.plan import PoolPlan
+from kvq_pools.snapshots import Snapshots
 from kvq_pools.window import first_visible
 
 RECENT = 16  # children of a node that are compared token by token, newest first
@@ -28,11 +29,16 @@ class PrefixTree:
     windows : tier → window, where there is one
     nodes : key → node; roots: adapter → root, where it has children
     unheld : nodes without holders
+    snapshots : of nodes, which go with them
     version : changes whenever something is dropped
     """
 
     def __init__(
-        self, plan: PoolPlan, namespace: str, allocators: Mapping[str, PageAllocator]
+        self,
+        plan: PoolPlan,
+        namespace: str,
+        allocators: Mapping[str, PageAllocator],
+        snapshots: Snapshots,
     ) -> None:
         tiers = [tier for tier in plan.tiers if tier.scope == "position"]
         self.plan = plan
@@ -41,6 +47,7 @@ class PrefixTree:
         self.windows = {i: t.window for i, t in enumerate(tiers) if t.window is not None}
         self.has_full = len(self.windows) < len(tiers)
         self.allocators = [allocators[name] for name in self.tiers]
+        self.snapshots = snapshots
         self.version = 0
         self.evicted_pages = 0
         self.clock = 0
@@ -61,6 +68,7 @@ class PrefixTree:
         for tier, allocator in enumerate(self.allocators):
             pages = (node.pages[tier] for node in self.nodes.values())
             allocator.release([page for page in pages if page != NO_PAGE])
+        self.snapshots.retain(())
         self.reset()
 
     def num_cached(self, tier: int) -> int:
@@ -161,18 +169,26 @@ class PrefixTree:
         self.hold([node])
         return node
 
-    def add_part(self, parent: Node | None, adapter: str, tokens: bytes, pages: list[int]) -> None:
-        """Keep a partly filled page, unless the cache has one with these tokens or more."""
+    def add_part(
+        self, parent: Node | None, adapter: str, tokens: bytes, pages: list[int]
+    ) -> Node | None:
+        """Keep a partly filled page, unless the cache has one with these tokens or more.
+
+        Returns the node of these tokens, and None where there is none but of more.
+        """
         parent = parent or self._root(adapter)
         for node in self.recent(parent, tokens):
             if node.tokens.startswith(tokens) and _covers(node.pages, pages):
                 if not node.holders:
                     self.hold([node])
                     self.leave([node])
-                return
+                return node if node.tokens == tokens else None
         key = chain(parent.key, tokens)
-        if key not in self.nodes:
-            self.settle(self._make(key, parent, tokens, pages))
+        if key in self.nodes:
+            return None
+        node = self._make(key, parent, tokens, pages)
+        self.settle(node)
+        return node
 
     def _root(self, adapter: str) -> Root:
         return self.roots.get(adapter) or Root(self.plan, self.namespace, adapter)
@@ -232,6 +248,7 @@ class PrefixTree:
                         self.let_go[tier].discard(page)
                     node.pages[tier] = NO_PAGE
             node.unlink()
+            self.snapshots.drop(node)
             del self.nodes[node.key]
             self.unheld -= 1
             parent = node.parent
