@@ -145,9 +145,18 @@ def test_states_of_linear_attention_layers_are_set_aside_and_spoken_of():
     options = ServeOptions("m", max_running_requests=5)
     source = ModelSource(Path("nowhere"), "directory", "m")
     found = room_for(source, hybrid, options, CPU, DTYPE)
+    assert found.budget.other_pools_bytes == (5 + 5) * hybrid.state.request_bytes()
+    for count, running, total in ((None, 1, 1 + 4), (None, 30, 60), (0, 5, 5), (7, 5, 12)):
+        changed = replace(options, state_snapshots=count, max_running_requests=running)
+        found = room_for(source, hybrid, changed, CPU, DTYPE)
+        assert found.budget.other_pools_bytes == total * hybrid.state.request_bytes()
+    alone = replace(options, cache_type="none")
+    found = room_for(source, hybrid, alone, CPU, DTYPE)
     assert found.budget.other_pools_bytes == 5 * hybrid.state.request_bytes()
     assert room_for(source, MODEL, options, CPU, DTYPE).budget.other_pools_bytes == 0
-    (note,) = state_notes(hybrid, options)
+    (note,) = state_notes(hybrid, replace(options, state_snapshots=0))
     assert "requests that begin alike are computed whole" in note
-    assert state_notes(hybrid, replace(options, cache_type="none")) == ()
+    assert state_notes(hybrid, options) == state_notes(hybrid, alone) == ()
     assert state_notes(MODEL, options) == ()
+    (note,) = state_notes(MODEL, replace(options, state_snapshots=3))
+    assert "no linear-attention layers" in note

@@ -17,7 +17,7 @@ Q4 = CacheFormat("q4_0", "q4_0")
 
 
 def planner_of(model, budget_bytes, lengths=(100,), **changes) -> Planner:
-    limits = Limits(model.max_position, 16, 3, 32, on_host=True)
+    limits = Limits(model.max_position, 16, 3, 32, on_host=True, state_snapshots=2)
     return Planner(model, budget_bytes, replace(limits, **changes), lengths)
 
 
@@ -47,7 +47,7 @@ def test_so_many_requests_fit_and_one_more_does_not(name, budget_bytes):
             limits = replace(planner.limits, max_running_requests=requests)
             pages = requests * limits.request_pages(model, length)
             pool = Pool(planner.plan(Q4, requests), pages)
-            states = requests * model.state.request_bytes() if model.state else 0
+            states = (requests + 2) * model.state.request_bytes() if model.state else 0
             assert (pool.nbytes + states + limits.needs(model, length) <= budget_bytes) == fits
 
 

@@ -106,12 +106,10 @@ def room_for(
     ratio = options.memory_ratio or machine.MEMORY_RATIO[device.type]
     free = machine.free_bytes(device)
     weights = min(free, weight_bytes(source, dtype.itemsize))
-    running = options.max_running_requests
-    states = 0 if shape.state is None else running * shape.state.request_bytes(1, dtype.itemsize)
+    limits = limits_of(context, options, shape, dtype, device)
+    states = limits.state_bytes(shape) + limits.snapshot_bytes(shape)
     budget = Budget(free, free - weights, ratio, other_pools_bytes=states)
-    return Room(
-        shape, options, device, dtype, limits_of(context, options, shape, dtype, device), budget
-    )
+    return Room(shape, options, device, dtype, limits, budget)
 
 
 def limits_of(
@@ -133,16 +131,22 @@ def limits_of(
         packed_prefill=options.prefill_reads == "packed",
         scratch_bytes=options.scratch_bytes,
         graph_rows=options.graph_rows(shape, on_host=on_host),
+        state_snapshots=options.snapshots,
     )
 
 
 def state_notes(shape: ModelGeometry, options: ServeOptions) -> tuple[str, ...]:
     """What a user should know of a model with linear-attention layers."""
-    if shape.state is None or options.cache_type == "none":
+    if shape.state is None:
+        if options.state_snapshots:
+            return ("--state-snapshots does nothing: this model has no linear-attention layers",)
+        return ()
+    if options.cache_type == "none" or options.snapshots:
         return ()
     return (
-        "this model's linear-attention layers keep a state that pages do not hold: requests that "
-        "begin alike are computed whole, as with --cache-type none",
+        "this model's linear-attention layers keep a state that pages do not hold: with "
+        "--state-snapshots 0 requests that begin alike are computed whole, as with --cache-type "
+        "none",
     )
 
 

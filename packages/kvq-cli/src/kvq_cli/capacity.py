@@ -40,7 +40,8 @@ class Capacity:
     token_bytes : of one more token, in the tiers that grow
     token_bytes_by_tier : of one token in each tier of positions, fixed ones included
     page_bytes_by_tier : of one page
-    fixed_bytes, state_bytes, workspace_bytes : that the number of tokens does not change
+    fixed_bytes, state_bytes, snapshot_bytes, workspace_bytes : that the number of tokens does not
+        change
     tokens : that fit at the same time; 0 when the budget is too small for this format
     context : longest request
     limit : what bounds it: "memory" or the model's "positions"
@@ -53,6 +54,7 @@ class Capacity:
     page_bytes_by_tier: dict[str, int]
     fixed_bytes: int
     state_bytes: int
+    snapshot_bytes: int
     workspace_bytes: int
     tokens: int
     context: int
@@ -127,7 +129,8 @@ class Planner:
             token_bytes_by_tier=plan.token_bytes_by_tier,
             page_bytes_by_tier={t.name: t.page_bytes(plan.page_tokens) for t in plan.tiers},
             fixed_bytes=plan.fixed_bytes,
-            state_bytes=self._state_bytes(limits.max_running_requests),
+            state_bytes=limits.state_bytes(self.model),
+            snapshot_bytes=limits.snapshot_bytes(self.model),
             workspace_bytes=size.workspace_bytes,
             tokens=size.pages * plan.page_tokens,
             context=size.context,
@@ -166,7 +169,8 @@ class Planner:
         ]
 
     def _size(self, formats: Formats) -> Sizing:
-        free, states = self.budget_bytes, self._state_bytes(self.limits.max_running_requests)
+        free, model, limits = self.budget_bytes, self.model, self.limits
+        states = limits.state_bytes(model) + limits.snapshot_bytes(model)
         budget = Budget(free, free, 1.0, other_pools_bytes=states)
         return sizing.largest(self.model, self.plan(formats), self.limits, budget)
 
@@ -179,8 +183,8 @@ class Planner:
         def fits(requests: int) -> bool:
             limits = replace(self.limits, max_running_requests=requests)
             cache = self.plan(formats, requests).nbytes(requests * each)
-            beside = self._state_bytes(requests) + limits.needs(self.model, length)
-            return cache + beside <= self.budget_bytes
+            states = limits.state_bytes(self.model) + limits.snapshot_bytes(self.model)
+            return cache + states + limits.needs(self.model, length) <= self.budget_bytes
 
         fewest = 0  # fits; `most` does not
         most = 1 + self.budget_bytes // (each * self.plan(formats).page_bytes)
@@ -191,11 +195,8 @@ class Planner:
 
     def _least(self, capacity: Capacity) -> int:
         cache = self.plan(capacity.formats).nbytes(FEWEST_PAGES)
-        return cache + capacity.state_bytes + capacity.workspace_bytes
-
-    def _state_bytes(self, requests: int) -> int:
-        state = self.model.state
-        return 0 if state is None else requests * state.request_bytes(self.limits.ranks)
+        states = capacity.state_bytes + capacity.snapshot_bytes
+        return cache + states + capacity.workspace_bytes
 
     def _stores(self, cache: CacheFormat) -> bool:
         try:

@@ -121,6 +121,7 @@ def build_engine(
             attention_check=cache.choice.check,
             weights=f"{dtype} on {device}".removeprefix("torch."),
             prefix_cache=cache.space.prefix_cache,
+            **_states(engine.runner.states),
             prefill_reads=options.prefill_reads,
             notes=(
                 *declared,
@@ -169,18 +170,19 @@ def assemble(
         host_free_bytes=lambda: machine.free_bytes(torch.device("cpu")),
         shared=device.type == "cpu",
     )
+    running, snapshots, states = options.max_running_requests, options.snapshots, None
+    if shape.state is not None:
+        states = StatePool(shape.state, running, snapshots, device=device, dtype=dtype)
     cache = LiveCache(
         pool,
         choice,
         means,
         step_tokens=options.max_prefill_tokens,
-        # pages hold no states: a request that began with another's would have none
-        prefix_cache=options.cache_type == "prefix" and shape.state is None,
+        # pages hold no states: without a snapshot nobody goes on from them
+        prefix_cache=options.cache_type == "prefix" and (states is None or snapshots > 0),
         namespace=namespace,
+        states=states,
     )
-    running, states = options.max_running_requests, None
-    if shape.state is not None:
-        states = StatePool(shape.state, running, device=device, dtype=dtype)
     return Engine(
         ModelRunner(
             model,
@@ -232,6 +234,17 @@ def _attention_notes(choice: CacheChoice) -> tuple[str, ...]:
     lacking = choice.backends.passed_over
     slower = (f"not all attention is as fast as it could be: {words}" for words in lacking)
     return (*slower, *(choice.check.fallbacks if choice.check else ()))
+
+
+def _states(states: StatePool | None) -> dict[str, int]:
+    """What a summary says of them."""
+    if states is None:
+        return {}
+    return {
+        "state_bytes": states.request_bytes,
+        "states": states.num_requests,
+        "snapshots": states.num_snapshots,
+    }
 
 
 def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvq_cli.config import ConfigError, ModelGeometry
 from kvq_cli.config.declared import AUTO
 from kvq_cli.quoting import quoted
+from kvq_cli.sizing import default_snapshots
 
 CACHE_TYPES = ("prefix", "none")
 PREFILL_READS = ("own", "packed")
@@ -40,6 +41,8 @@ class ServeOptions:
         from starting ("refuse"), or the next backend that passes takes its place ("fallback")
     threads : that a CPU computes with
     cache_type : "prefix" keeps the pages of finished requests for those that begin alike
+    state_snapshots : states of linear-attention layers that are kept with those pages; 0 = none is,
+        and no page either where a model has such layers
     """
 
     model: str
@@ -60,6 +63,7 @@ class ServeOptions:
     attention_backend: str = "auto"
     on_failed_check: str = "refuse"
     cache_type: str = "prefix"
+    state_snapshots: int | None = None
     served_model_name: str | None = None
     threads: int | None = None
 
@@ -71,6 +75,11 @@ class ServeOptions:
             raise ConfigError(
                 f"cuda_graph_max_bs must be at least 0, got {self.cuda_graph_max_bs}; with 0 "
                 "nothing is replayed"
+            )
+        if self.state_snapshots is not None and self.state_snapshots < 0:
+            raise ConfigError(
+                f"state_snapshots must be at least 0, got {self.state_snapshots}; with 0 requests "
+                "that begin alike are computed whole where a model has linear-attention layers"
             )
         if self.prefill_scratch_mb < 0:
             raise ConfigError(
@@ -121,6 +130,15 @@ class ServeOptions:
         if most is None:
             most = 0 if on_host or shape.state is not None else GRAPH_ROWS
         return min(most, self.max_running_requests)
+
+    @property
+    def snapshots(self) -> int:
+        """Of states, where a model has any."""
+        if self.cache_type == "none":
+            return 0
+        if self.state_snapshots is not None:
+            return self.state_snapshots
+        return default_snapshots(self.max_running_requests)
 
     @property
     def size_tokens(self) -> int | None:

@@ -7,6 +7,14 @@ from dataclasses import dataclass, replace
 from kvq_cli.config import ModelGeometry, pages_per_request, workspace
 from kvq_pools import Budget, BudgetError, PoolPlan
 
+# A conversation has one behind its prompt and one behind its answer.
+FEWEST_SNAPSHOTS = 4
+
+
+def default_snapshots(max_running_requests: int) -> int:
+    """As many as requests run at once: whoever is served at the same time can be again."""
+    return max(FEWEST_SNAPSHOTS, max_running_requests)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -19,6 +27,7 @@ class Limits:
     max_prefill_tokens : most prompt tokens computed in a step
     value_bytes, on_host, packed_prefill, scratch_bytes, graph_rows, ranks : as in `workspace`
     workspace_bytes : known beforehand; None = estimated
+    state_snapshots : states of linear-attention layers beside those of running requests
     """
 
     context: int
@@ -32,6 +41,7 @@ class Limits:
     graph_rows: int = 0
     ranks: int = 1
     workspace_bytes: int | None = None
+    state_snapshots: int = 0
 
     def request_pages(self, model: ModelGeometry, num_tokens: int) -> int:
         """Most growing pages that a request of `num_tokens` holds at once."""
@@ -45,6 +55,17 @@ class Limits:
     def useful_pages(self, model: ModelGeometry) -> int:
         """Pages beyond which as many requests as may run at once cannot use any."""
         return self.request_pages(model, self.context) * self.max_running_requests
+
+    def state_bytes(self, model: ModelGeometry) -> int:
+        """Bytes of the states of requests that run."""
+        return self.max_running_requests * self._state_bytes(model)
+
+    def snapshot_bytes(self, model: ModelGeometry) -> int:
+        """Bytes of the states that are kept beside."""
+        return self.state_snapshots * self._state_bytes(model)
+
+    def _state_bytes(self, model: ModelGeometry) -> int:
+        return 0 if model.state is None else model.state.request_bytes(self.ranks, self.value_bytes)
 
     def needs(self, model: ModelGeometry, context: int) -> int:
         """Bytes of workspace while no request is longer than `context`."""

@@ -81,9 +81,11 @@ def test_f61_the_table_of_gib_comes_from_bytes_a_token(config):
     assert all(per_gib[codec] == int(2**30 // price[codec]) for codec in price)
     # and the other way: the budget of that table, workspace and states aside, holds those tokens
     exact = 160_000 * 5760 + 16 * 5760  # the padding page
+    states = by_format(found, "state_bytes")["q4_0"], by_format(found, "snapshot_bytes")["q4_0"]
+    assert states[0] == states[1] > 0  # as many snapshots as requests run at once
     held = planned(
         "--config", config("qwen3.5-35b-a3b"), "--workspace", "1", "--kv-cache-dtype", "q4_0",
-        "--budget", str(exact + by_format(found, "state_bytes")["q4_0"] + 1),
+        "--budget", str(exact + sum(states) + 1),
     )  # fmt: skip
     assert by_format(held, "tokens")["q4_0"] == 160_000
 
@@ -92,10 +94,24 @@ def test_all_terms_fit_the_budget_and_one_more_page_does_not(config):
     for name in ("llama-3.1-8b", "gpt-oss-20b", "qwen3.5-35b-a3b", "deepseek-v3.2", "qwen4-exp"):
         found = planned("--config", config(name), "--budget", "16GiB")
         for row in found["formats"]:
-            fixed = row["fixed_bytes"] + row["state_bytes"] + row["workspace_bytes"]
+            states = row["state_bytes"] + row["snapshot_bytes"]
+            fixed = row["fixed_bytes"] + states + row["workspace_bytes"]
             total = fixed + row["tokens"] * row["token_bytes"]
             page = found["page_tokens"] * row["token_bytes"]
             assert total <= 16 * 2**30 < total + page
+
+
+def test_snapshots_of_states_are_priced_where_a_model_has_states(config):
+    hybrid = "--config", config("qwen3.5-35b-a3b"), "--budget", "16GiB"
+    bytes_of = {
+        count: by_format(planned(*hybrid, "--state-snapshots", count), "snapshot_bytes")["q4_0"]
+        for count in ("0", "1", "40")
+    }
+    assert bytes_of["0"] == 0 < bytes_of["1"] and bytes_of["40"] == 40 * bytes_of["1"]
+    assert " states " in plan(*hybrid).stdout and " snapshots " in plan(*hybrid).stdout
+    other = "--config", config("llama-3.1-8b"), "--budget", "16GiB"
+    assert set(by_format(planned(*other), "snapshot_bytes").values()) == {0}
+    assert " snapshots " not in plan(*other).stdout
 
 
 def test_p100_the_plan_says_what_bf16_would_have_had(config):

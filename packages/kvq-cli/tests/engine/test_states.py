@@ -9,6 +9,7 @@ from tiny_models import generate, greedy, make_engine, random_prompt, run, token
 
 from kvq_cli.compose import ServeOptions, check_graphs
 from kvq_cli.config import ConfigError, geometry
+from kvq_cli.sizing import Limits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,9 +22,13 @@ def model(request):
 
 
 def test_memory_is_what_the_plan_prices(model):
-    engine = make_engine(model, max_running_requests=3)
-    state = geometry(model.config.to_dict()).state
-    assert engine.runner.states.nbytes == 3 * state.request_bytes(value_bytes=4) > 0
+    shape = geometry(model.config.to_dict())
+    engine = make_engine(model, max_running_requests=3, state_snapshots=5)
+    limits = Limits(256, 4, 3, 16, value_bytes=4, state_snapshots=5)
+    priced = limits.state_bytes(shape), limits.snapshot_bytes(shape)
+    states = engine.runner.states
+    assert priced == (3 * states.request_bytes, 5 * states.request_bytes)
+    assert states.nbytes == sum(priced) > 0
 
 
 def test_more_requests_than_states_take_turns(model):
@@ -71,8 +76,9 @@ def test_choices_take_over_the_place_of_a_first_that_left_with_its_prompt(model)
     engine = make_engine(model, max_running_requests=3, max_prefill_tokens=64)
     engine.add("a", prompt, greedy(NEW_TOKENS), ["b", "c"])
     found = {name: [] for name in "abcd"}
-    for name, delta in engine.step():
-        found[name] += delta.token_ids
+    while not found["a"]:
+        for name, delta in engine.step():
+            found[name] += delta.token_ids
     engine.cancel("a")
     engine.add("d", late, greedy(NEW_TOKENS))
     while engine.has_work:

@@ -33,6 +33,7 @@ def status(url: str, found: Json) -> Panel:
             *((f"layers, {tier['name']}", _stored(tier["stored"])) for tier in found["tiers"]),
             *((f"pages, {tier['name']}", _pages(tier)) for tier in found["tiers"]),
             ("prefix cache", _prefix(found["prefix_cache"])),
+            *([("states", _states(found["states"]))] if found["states"] else []),
             ("requests", "{running:,} running, {waiting:,} waiting".format(**found["requests"])),
             *([("last rebuild", _when(last))] if last is not None else []),
         ],
@@ -118,6 +119,15 @@ def _prefix(prefix: Json) -> str:
     return (
         f"{found:,} of {asked:,} tokens of {prefix['lookups']:,} requests found{share}; "
         f"{prefix['evicted_pages']:,} pages evicted"
+    )
+
+
+def _states(states: Json) -> str:
+    taken = (states["running"] + states["snapshots"]) * states["state_bytes"]
+    counts = "{running:,} running, {held:,} of {snapshots:,} snapshots; {hits:,} hits, {evicted:,} "
+    return (
+        f"{mebibytes(taken)}: {counts.format(**states)}evicted, {states['missed_tokens']:,} cached "
+        "tokens computed for want of one"
     )
 
 

@@ -126,6 +126,18 @@ CacheType = Annotated[
         rich_help_panel=CACHE,
     ),
 ]
+StateSnapshots = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STATES",
+        min=0,
+        help="Of models with linear-attention layers: states that are kept with cached pages, for "
+        "requests that begin with the same tokens. 0: each is computed whole. Default: as many as "
+        "--max-running-requests, 4 at least.",
+        rich_help_panel=CACHE,
+        show_default=False,
+    ),
+]
 AttentionBackend = Annotated[
     str,
     typer.Option(

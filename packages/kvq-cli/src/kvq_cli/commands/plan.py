@@ -20,6 +20,7 @@ def plan(
     page_tokens: o.PageTokens = None,
     max_running_requests: o.MaxRunningRequests = 16,
     max_prefill_tokens: o.MaxPrefillTokens = 512,
+    state_snapshots: o.StateSnapshots = None,
     prefill_scratch_mb: o.PrefillScratch = 128,
     tp: o.TensorParallel = 1,
     workspace: o.WorkspaceSize = None,
@@ -37,7 +38,7 @@ def plan(
     from kvq_cli.config import filled_in, geometry, parse_formats
     from kvq_cli.models.raw_config import find_config, raw_config
     from kvq_cli.serve_options import GRAPH_ROWS
-    from kvq_cli.sizing import Limits
+    from kvq_cli.sizing import Limits, default_snapshots
 
     name, path = find_config(config if config is not None else str(model))
     said = raw_config(path)
@@ -52,6 +53,9 @@ def plan(
         graph_rows=0 if shape.state is not None else min(GRAPH_ROWS, max_running_requests),
         ranks=tp,
         workspace_bytes=parse_bytes(workspace) if workspace else None,
+        state_snapshots=(
+            default_snapshots(max_running_requests) if state_snapshots is None else state_snapshots
+        ),
     )
     planner = Planner(shape, parse_bytes(budget), limits, parse_lengths(lengths))
     wanted = [parse_formats(text, shape) for text in kv_cache_dtype or ()]

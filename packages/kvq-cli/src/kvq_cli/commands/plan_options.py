@@ -61,6 +61,16 @@ MaxRunningRequests = Annotated[
         help="Requests that run at once: windows, states and logits are kept for as many.",
     ),
 ]
+StateSnapshots = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STATES",
+        min=0,
+        help="As `kvq serve` takes it, of models with linear-attention layers. "
+        "Default: as many as requests run at once, 4 at least.",
+        show_default=False,
+    ),
+]
 MaxPrefillTokens = Annotated[
     int,
     typer.Option(metavar="TOKENS", min=1, help="Most prompt tokens computed in one step."),

@@ -110,10 +110,13 @@ def _costs(planner: Planner, rows: Sequence[Capacity]) -> Table:
         [
             *("format", *(f"token, {tier}" for tier in tiers), "of bf16", "tokens/GiB"),
             *(f"page, {tier}" for tier in tiers),
-            *("fixed", *(["states"] if planner.model.state else []), "workspace"),
+            "fixed",
+            *(["states", "snapshots"] if planner.model.state else []),
+            "workspace",
         ],
     )
     for row in rows:
+        states = f"{row.state_bytes:,}", f"{row.snapshot_bytes:,}"
         table.add_row(
             str(row.formats),
             *(f"{row.token_bytes_by_tier[tier]:,.10g}" for tier in tiers),
@@ -121,7 +124,7 @@ def _costs(planner: Planner, rows: Sequence[Capacity]) -> Table:
             f"{row.tokens_per_gib:,}",
             *(f"{row.page_bytes_by_tier[tier]:,}" for tier in tiers),
             f"{row.fixed_bytes:,}",
-            *([f"{row.state_bytes:,}"] if planner.model.state else []),
+            *(states if planner.model.state else []),
             f"{row.workspace_bytes:,}",
             style="bold" if row.formats == BASELINE else None,
         )
@@ -164,6 +167,7 @@ def as_json(
         "max_running_requests": limits.max_running_requests,
         "max_prefill_tokens": limits.max_prefill_tokens,
         "ranks": limits.ranks,
+        "state_snapshots": limits.state_snapshots,
         "formats": [
             {
                 "format": str(row.formats),
@@ -172,6 +176,7 @@ def as_json(
                 "page_bytes_by_tier": row.page_bytes_by_tier,
                 "fixed_bytes": row.fixed_bytes,
                 "state_bytes": row.state_bytes,
+                "snapshot_bytes": row.snapshot_bytes,
                 "workspace_bytes": row.workspace_bytes,
                 "tokens_per_gib": row.tokens_per_gib,
                 "tokens": row.tokens,

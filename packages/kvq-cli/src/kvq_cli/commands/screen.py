@@ -100,6 +100,7 @@ def panel(
                 f"{of_each and f' ({of_each})'}; "
                 f"bf16 would hold {summary.bf16_num_tokens:,}",
             ),
+            *_states(summary),
             ("longest request", f"{summary.max_model_len:,} tokens, prompt and answer together"),
             *([("at once", at_once)] if at_once else []),
             ("attention", served_by(summary.attention)),
@@ -108,6 +109,21 @@ def panel(
             *(("note", note) for note in summary.notes),
         ],
     )
+
+
+def _states(summary: EngineSummary) -> list[tuple[str, str]]:
+    """What linear-attention layers take beside the cache."""
+    if not summary.states:
+        return []
+    count = summary.states + summary.snapshots
+    return [
+        (
+            "states",
+            f"{mebibytes(count * summary.state_bytes)}: {summary.states:,} of running requests and "
+            f"{summary.snapshots:,} snapshots beside cached pages, "
+            f"{mebibytes(summary.state_bytes)} each",
+        )
+    ]
 
 
 def framed(title: str, facts: Iterable[tuple[str, str]]) -> Panel:

@@ -24,6 +24,7 @@ def serve(
     memory_ratio: o.MemoryRatio = None,
     page_tokens: o.PageTokens = 16,
     cache_type: o.CacheType = "prefix",
+    state_snapshots: o.StateSnapshots = None,
     attention_backend: o.AttentionBackend = "auto",
     on_failed_check: o.OnFailedCheck = "refuse",
     max_model_len: o.MaxModelLen = None,
@@ -77,6 +78,7 @@ def serve(
         attention_backend=attention_backend,
         on_failed_check=on_failed_check,
         cache_type=cache_type,
+        state_snapshots=state_snapshots,
         served_model_name=served_model_name,
         threads=threads,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvq_attention.support import Choice
 from kvq_cli.engine.params import AttentionCheck, Stored, TierStats
 from kvq_cli.engine.request import Request
+from kvq_cli.engine.states import StatePool
 from kvq_pools import (
     CacheSpace,
     Pool,
@@ -71,6 +72,7 @@ class LiveCache:
         step_tokens: int,
         prefix_cache: bool,
         namespace: str,
+        states: StatePool | None = None,
     ) -> None:
         """`step_tokens`: most tokens of one request in one step; `namespace`: the model's own."""
         self.pool = pool
@@ -82,6 +84,8 @@ class LiveCache:
             prefix_cache=prefix_cache,
             namespace=namespace,
             copy_page=pool.copy_page,
+            snapshots=0 if states is None else states.num_snapshots,
+            save=None if states is None else states.save,
         )
         self._means = means
         # a server that was started smaller, as its user wished, may stay so

@@ -250,10 +250,14 @@ class Engine:
 
     def _advance(self, step: Schedule) -> None:
         """Move each request past what the step computed: [num_computed, + count) is cached now."""
-        for request, tokens in step.work:
-            if request.pages is not None:  # else it failed
-                request.num_computed += tokens
-                request.pages.advance(request.num_computed, request.tokens)
+        done = [each for each in step.work if each[0].pages is not None]  # the others failed
+        for request, tokens in done:
+            request.num_computed += tokens
+        self.runner.settle()
+        for request, _ in done:
+            assert request.pages is not None
+            request.pages.advance(request.num_computed, request.tokens)
+        self.scheduler.keep(step)
 
     def _part(self, step: Schedule) -> None:
         """Let twins go on by themselves from where their prompt is computed."""
@@ -370,6 +374,7 @@ class Engine:
             steps_total=self._steps_total,
             extend_routes=self._extend_routes(),
             preemptions_total=self.scheduler.preemptions_total,
+            snapshots=self.cache.space.snapshot_stats(),
             last_rebuild=self._last_rebuild,
         )
 

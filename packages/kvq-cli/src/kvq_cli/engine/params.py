@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvq_pools import PrefixStats
+from kvq_pools import PrefixStats, SnapshotStats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -280,6 +280,7 @@ class EngineStats:
     steps_total: int
     extend_routes: dict[str, int] = field(default_factory=dict)  # launches by how a past is read
     preemptions_total: int = 0
+    snapshots: SnapshotStats = field(default_factory=SnapshotStats)  # of states, if it has any
     last_rebuild: RebuildReport | None = None
 
 
@@ -312,6 +313,8 @@ class EngineSummary:
     page_tokens, num_tokens : tokens of a page; tokens that fit at the same time
     bf16_num_tokens : tokens that would fit in the same bytes as bf16
     attention : op (store, decode, extend) → the backend that computes it
+    state_bytes : of one request's states in linear-attention layers
+    states, snapshots : how many there is memory for: of running requests, beside cached pages
     weights : their type and where they are
     prefill_reads : "own" or "packed": what a prompt's tokens see of those of the same step
     attention_check : of the present cache; None = its kernels were not tried
@@ -330,6 +333,9 @@ class EngineSummary:
     attention: dict[str, str]
     weights: str
     prefix_cache: bool
+    state_bytes: int = 0
+    states: int = 0
+    snapshots: int = 0
     prefill_reads: str = "own"
     attention_check: AttentionCheck | None = None
     notes: tuple[str, ...] = ()

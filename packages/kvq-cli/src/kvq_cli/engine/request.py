@@ -25,6 +25,7 @@ class Request:
         unquantized); those from it on are decoded one at a time. The scheduler sets it on
         admission: the prompt's length, or all tokens so far when a preempted request returns
         of which not all was kept.
+    stops : where a chunk of its prefill ends at the latest, for a snapshot to be had there
     cached_tokens : tokens of the prompt that the prefix cache had when the request first ran;
         None before that
     pages : None while the request waits
@@ -44,6 +45,7 @@ class Request:
     arrival: int = 0
     num_computed: int = 0
     prefill_until: int = 0
+    stops: tuple[int, ...] = ()
     cached_tokens: int | None = None
     pages: SequencePages | None = None
     finish_reason: FinishReason | None = None

@@ -151,6 +151,11 @@ class ModelRunner:
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
+    def settle(self) -> None:
+        """After requests have advanced: what the step made of their states counts."""
+        if self.states is not None:
+            self.states.settle()
+
     def _batch(self, work: Sequence[tuple[Request, int]], *, any_cut: bool = False) -> Batch | None:
         if not work:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from kvq_cli.engine.request import Request
-from kvq_pools import CacheSpace, OutOfPages, SequencePages
+from kvq_pools import CacheSpace, OutOfPages, PrefixHit, SequencePages
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +165,39 @@ class Scheduler:
         # one that ran before and lost nothing goes on as it would have
         whole = request.completion_tokens and request.num_computed == len(request.tokens) - 1
         request.prefill_until = request.num_computed if whole else len(request.tokens)
+        request.stops = self._stops(request, hit)
         self.running.append(self.waiting.popleft())
         return request
 
+    def _stops(self, request: Request, hit: PrefixHit) -> tuple[int, ...]:
+        """The ends of pages where somebody may go on from the state that is there.
+
+        The same conversation does behind its prompt. Those that begin alike part where the pages
+        of others end, which lacked a snapshot there.
+        """
+        if not self.space.num_snapshots:
+            return ()
+        page_tokens = self.space.plan.page_tokens
+        ends = hit.matched, request.prefill_until - 1
+        stops = {end // page_tokens * page_tokens for end in ends}
+        return tuple(sorted(stop for stop in stops if stop > request.num_computed))
+
+    def keep(self, step: Schedule) -> None:
+        """After a step: snapshots of the prefills that are at the end of a page now."""
+        if not self.space.num_snapshots:
+            return
+        for request, _ in step.extends:
+            if request.pages is not None and not request.num_computed % self.space.plan.page_tokens:
+                request.pages.keep(passed=request.num_computed not in request.stops)
+
     def _extend(self, request: Request, budget: int, step: Schedule) -> int:
-        count = min(budget, request.prefill_until - request.num_computed)
+        goals = (*request.stops, request.prefill_until)
+        goal = min(goal for goal in goals if goal > request.num_computed)
+        count = min(budget, goal - request.num_computed)
+        if self.space.num_snapshots and count == budget:
+            # whatever is left of a step, a chunk better ends where a snapshot can be had
+            count -= (request.num_computed + count) % self.space.plan.page_tokens
+            count = count if count > 0 else budget
         if not self._reserve(request, count):
             return 0
         step.extends.append((request, count))

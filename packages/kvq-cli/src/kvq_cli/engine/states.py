@@ -1,13 +1,14 @@
-"""States of linear-attention layers: one a running request, beside its pages.
+"""States of linear-attention layers: one a running request, beside its pages, and copies of some.
 
 What a step makes of them counts once its requests have advanced: a step that failed is computed
-again, a request at a time, from the states that it began with.
+again, a request at a time, from the states that it began with. The copies are what the prefix
+cache goes on from: snapshots, which nobody computes on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,13 +49,25 @@ class _Made:
 
 
 class StatePool:
-    """Memory for the states of as many requests as may run at once."""
+    """Memory for the states of as many requests as may run at once, and for snapshots.
+
+    Attributes
+    ----------
+    matrices, inputs : [layers, slots, …]: the slots of requests, then the places of snapshots
+    """
 
     def __init__(
-        self, state: State, num_requests: int, *, device: torch.device, dtype: torch.dtype
+        self,
+        state: State,
+        num_requests: int,
+        num_snapshots: int = 0,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         """`dtype`: of what is computed with, in which a convolution's inputs are kept."""
-        size = len(state.layers), num_requests
+        size = len(state.layers), num_requests + num_snapshots
+        self.num_requests, self.num_snapshots = num_requests, num_snapshots
         matrix = state.value_heads, state.key_dim, state.value_dim
         inputs = state.channels, state.conv_tokens
         self.matrices = torch.zeros(*size, *matrix, dtype=torch.float32, device=device)
@@ -69,10 +82,16 @@ class StatePool:
         """Bytes of memory."""
         return self.matrices.nbytes + self.inputs.nbytes
 
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of one request's states, or of a snapshot."""
+        return self.nbytes // (self.num_requests + self.num_snapshots)
+
     def begin(self, decodes: Work, extends: Work) -> list[Part]:
         """The states from which a step's requests go on: all decodes together, then each extend."""
         work = [request for request, _ in (*decodes, *extends)]
-        self._settle(work)
+        # what a failed step made of them, which are computed once more
+        self._made = [made for made in self._made if not {*work} & {*made.requests}]
         self._place(work)
         groups = [decodes] if decodes else []
         groups += [[extend] for extend in extends]
@@ -101,22 +120,27 @@ class StatePool:
         index = self._index[layer]
         return self.inputs[index, slots], self.matrices[index, slots]
 
-    def _settle(self, again: Container[Request]) -> None:
-        """Keep what steps made of the states of requests that have advanced by them.
-
-        Of those in `again`, which a failed step computes once more, and of those that ended, it is
-        forgotten; the others' waits, for parts of a step that failed advance when all are done.
-        """
-        waiting = []
+    @torch.inference_mode()
+    def settle(self) -> None:
+        """Keep what steps made of the states of requests that have advanced, forget the rest."""
         for made in self._made:
-            rows = [row for row, request in enumerate(made.requests) if self._runs(request)]
-            kept = [row for row in rows if made.requests[row].num_computed == made.ends[row]]
-            if kept:
-                self._keep(made, kept)
-            left = [row for row in rows if row not in kept and made.requests[row] not in again]
-            if left:
-                waiting.append(made)
-        self._made = waiting
+            rows = [
+                row
+                for row, (request, end) in enumerate(zip(made.requests, made.ends, strict=True))
+                if request in self._places and request.num_computed == end
+            ]
+            if rows:
+                self._keep(made, rows)
+        self._made = []
+
+    @torch.inference_mode()
+    def save(self, pages: SequencePages, place: int) -> bool:
+        """Copy the state of a request to a snapshot's place; False when it is not there."""
+        for found in self._places.values():
+            if found.pages is pages and found.num_computed == pages.num_computed:
+                self._copy(found.slot, self.num_requests + place)
+                return True
+        return False
 
     def _keep(self, made: _Made, rows: list[int]) -> None:
         places = [self._places[made.requests[row]] for row in rows]
@@ -128,11 +152,11 @@ class StatePool:
         for place, row in zip(places, rows, strict=True):
             place.num_computed = made.ends[row]
 
-    def _runs(self, request: Request) -> bool:
-        return request in self._places
-
     def _place(self, work: Sequence[Request]) -> None:
-        """Give requests that have none a slot; those that go on from others' pages, a copy."""
+        """Give requests that have none a slot; those that go on from what others computed, a copy.
+
+        From a snapshot where they begin, or from the request whose twin they are.
+        """
         new = []
         for request in work:
             place = self._places.get(request)
@@ -143,7 +167,11 @@ class StatePool:
                     f"request {request.request_id} goes on at token {request.num_computed} and "
                     f"its state is at {place.num_computed}"
                 )
-        sources = {request: self._source(request) for request in new if request.num_computed}
+        sources = {
+            request: self._source(request)
+            for request in new
+            if request.num_computed and _snapshot(request) is None
+        }
         copies: Counter[Request | None] = Counter(sources.values())
         for request in [r for r in self._places if self._ended(r) and r not in copies]:
             self._free.append(self._places.pop(request).slot)
@@ -154,9 +182,11 @@ class StatePool:
             if source is not None and self._ended(source) and not copies[source]:
                 slot = self._places.pop(source).slot  # nobody else goes on from it
             else:
-                slot = self._free.pop()
+                slot, snapshot = self._free.pop(), _snapshot(request)
                 if source is not None:
                     self._copy(self._places[source].slot, slot)
+                elif snapshot is not None:
+                    self._copy(self.num_requests + snapshot, slot)
             self._places[request] = _Place(slot, request.pages, request.num_computed)
         for request in work:
             if request.twins:
@@ -178,3 +208,9 @@ class StatePool:
 
     def _ended(self, request: Request) -> bool:
         return request.pages is not self._places[request].pages
+
+
+def _snapshot(request: Request) -> int | None:
+    """The place of the state with which a request begins; None when with none or another's."""
+    assert request.pages is not None
+    return request.pages.snapshot

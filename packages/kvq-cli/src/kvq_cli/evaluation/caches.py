@@ -109,6 +109,7 @@ class FormatCache:
                 logits = self.runner.forward(step, every_token=True)
                 yield Chunk(start, stop, logits, self.pool, request.pages)
                 self._advance(request, stop)
+                self.runner.settle()
         finally:
             self._close(request)
 
@@ -136,6 +137,7 @@ class FormatCache:
                 for request, token in zip(requests, chosen, strict=True):
                     self._advance(request, len(request.tokens))
                     request.tokens.append(token)
+                self.runner.settle()
             return [request.tokens[request.prompt_tokens :] for request in requests]
         finally:
             for request in requests:
@@ -149,6 +151,7 @@ class FormatCache:
             request.pages.grow(stop)
             logits = self.runner.forward(Schedule(extends=[(request, stop - start)]))
             self._advance(request, stop)
+            self.runner.settle()
         request.tokens.append(int(logits[0].argmax()))
 
     def _open(self, tokens: Sequence[int]) -> Request:

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from kvq_cli.engine.params import CacheSize, EngineStats, EngineSummary, RebuildReport, TierStats
 from kvq_cli.server.fields import Body, Text
 from kvq_cli.server.protocol import Count
+from kvq_pools import SnapshotStats
 
 
 class RebuildRequest(Body):
@@ -167,6 +168,20 @@ class PrefixStatus(BaseModel):
     evicted_pages: int
 
 
+class StatesStatus(BaseModel):
+    """States of linear-attention layers; counts are totals since the server started."""
+
+    state_bytes: Annotated[int, Field(description="of one request, and of one snapshot")]
+    running: Annotated[int, Field(description="requests that there is memory for")]
+    snapshots: Annotated[int, Field(description="that there is memory for")]
+    held: Annotated[int, Field(description="snapshots now, each with cached pages")]
+    hits: Annotated[int, Field(description="requests that began with one")]
+    evicted: Annotated[int, Field(description="given up for others")]
+    missed_tokens: Annotated[
+        int, Field(description="with cached pages, computed all the same for want of a snapshot")
+    ]
+
+
 class Load(BaseModel):
     """Requests now."""
 
@@ -211,6 +226,9 @@ class Status(BaseModel):
     bf16_bytes_per_token: float
     tiers: list[TierStatus]
     prefix_cache: PrefixStatus
+    states: Annotated[
+        StatesStatus | None, Field(description="null: the model has no linear-attention layers")
+    ]
     requests: Load
     last_rebuild: Rebuild | None
 
@@ -248,6 +266,21 @@ class Status(BaseModel):
                 hit_tokens=prefix.hit_tokens,
                 evicted_pages=prefix.evicted_pages,
             ),
+            states=_states(summary, stats.snapshots),
             requests=Load(running=stats.running, waiting=stats.waiting),
             last_rebuild=None if last is None else Rebuild.of(last),
         )
+
+
+def _states(summary: EngineSummary, found: SnapshotStats) -> StatesStatus | None:
+    if not summary.states:
+        return None
+    return StatesStatus(
+        state_bytes=summary.state_bytes,
+        running=summary.states,
+        snapshots=summary.snapshots,
+        held=found.held,
+        hits=found.hits,
+        evicted=found.evicted,
+        missed_tokens=found.missed_tokens,
+    )

@@ -18,6 +18,7 @@ from kvq_cli.engine.params import FinishReason
 
 if TYPE_CHECKING:
     from kvq_cli.engine.async_engine import AsyncEngine
+    from kvq_cli.engine.params import EngineStats, EngineSummary
 
 
 # Under these names kvq and vLLM count the same thing.
@@ -101,6 +102,8 @@ class EngineCollector(Collector):
             "Tokens found in the prefix cache and not computed.",
             stats.prefix.hit_tokens,
         )
+        if summary.states:
+            yield from self._states(summary, stats)
         yield GaugeMetricFamily(
             "kvq_cache_tokens", "Tokens that fit in the cache.", summary.num_tokens
         )
@@ -118,6 +121,35 @@ class EngineCollector(Collector):
         cache = GaugeMetricFamily("kvq_cache_info", "How the cache is stored.", labels=[*info])
         cache.add_metric([*info.values()], 1)
         yield cache
+
+    def _states(self, summary: EngineSummary, stats: EngineStats) -> Iterator[Metric]:
+        """Of linear-attention layers."""
+        snapshots = stats.snapshots
+        nbytes = GaugeMetricFamily(
+            "kvq_state_bytes", "Bytes of linear-attention states.", labels=["kind"]
+        )
+        nbytes.add_metric(["running"], summary.states * summary.state_bytes)
+        nbytes.add_metric(["snapshots"], summary.snapshots * summary.state_bytes)
+        yield nbytes
+        places = GaugeMetricFamily(
+            "kvq_state_snapshots", "Places of snapshots of states.", labels=["state"]
+        )
+        places.add_metric(["held"], snapshots.held)
+        places.add_metric(["free"], snapshots.places - snapshots.held)
+        yield places
+        yield CounterMetricFamily(
+            "kvq_state_snapshot_hits", "Requests that began with a snapshot.", snapshots.hits
+        )
+        yield CounterMetricFamily(
+            "kvq_state_snapshots_evicted",
+            "Snapshots that were given up for others.",
+            snapshots.evicted,
+        )
+        yield CounterMetricFamily(
+            "kvq_state_snapshot_missed_tokens",
+            "Tokens found in the prefix cache and computed all the same for want of a snapshot.",
+            snapshots.missed_tokens,
+        )
 
 
 class VllmNames(Collector):
