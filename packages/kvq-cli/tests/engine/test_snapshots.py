@@ -84,6 +84,18 @@ def test_a_long_prompt_leaves_states_on_its_way(model):
     assert ask(engine, asked) == (generate(model, asked, NEW_TOKENS), 64)
 
 
+def test_prompts_that_share_a_step_leave_states_on_their_way_too(model):
+    """What the first leaves of a step's tokens is no whole number of pages."""
+    engine = make_engine(model, num_pages=256, max_prefill_tokens=22, state_snapshots=32)
+    prompts = {f"r{n}": random_prompt(50 + n, n) for n in range(3)}
+    got = run(engine, {name: (p, greedy(NEW_TOKENS)) for name, p in prompts.items()})
+    want = {name: generate(model, p, NEW_TOKENS) for name, p in prompts.items()}
+    assert {name: tokens_of(deltas) for name, deltas in got.items()} == want
+    for prompt in prompts.values():
+        _, cached = ask(engine, prompt[:45] + random_prompt(9, 7))
+        assert 20 <= cached <= 44
+
+
 def test_snapshots_stay_as_they_are_while_others_go_on_from_them(model):
     engine, prompt = make_engine(model), random_prompt(30)
     ask(engine, prompt)

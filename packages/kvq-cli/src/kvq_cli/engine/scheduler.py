@@ -194,10 +194,10 @@ class Scheduler:
         goals = (*request.stops, request.prefill_until)
         goal = min(goal for goal in goals if goal > request.num_computed)
         count = min(budget, goal - request.num_computed)
-        if self.space.num_snapshots and count == budget:
-            # whatever is left of a step, a chunk better ends where a snapshot can be had
-            count -= (request.num_computed + count) % self.space.plan.page_tokens
-            count = count if count > 0 else budget
+        if self.space.num_snapshots and request.num_computed + count < goal:
+            # whatever the step has left, a chunk better ends where a snapshot can be had
+            past = (request.num_computed + count) % self.space.plan.page_tokens
+            count -= past if past < count else 0
         if not self._reserve(request, count):
             return 0
         step.extends.append((request, count))
