@@ -169,6 +169,8 @@ def gpu(session: nox.Session) -> None:
 def slow(session: nox.Session, package: str) -> None:
     """Run the tests that take minutes, which `tests` leaves out."""
     install(session, with_siblings(package), *group(f"test-{package}"))
+    if package == "kvq-cli":
+        session.install("--no-deps", *group("test-models"))
     nothing_collected = 5  # a package may have no such tests
     session.run(
         "python",
