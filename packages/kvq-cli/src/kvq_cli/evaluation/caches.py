@@ -97,8 +97,8 @@ class FormatCache:
             states=states,
         )
 
-    def forced(self, tokens: Sequence[int]) -> Iterator[Chunk]:
-        """The logits of known tokens, a chunk at a time."""
+    def forced(self, tokens: Sequence[int], wanted: int = 0) -> Iterator[Chunk]:
+        """The logits of known tokens from position `wanted` on, a chunk at a time."""
         request = self._open(tokens)
         assert request.pages is not None
         try:
@@ -106,8 +106,10 @@ class FormatCache:
                 stop = min(start + self.chunk_tokens, len(tokens))
                 request.pages.grow(stop)
                 step = Schedule(extends=[(request, stop - start)])
-                logits = self.runner.forward(step, every_token=True)
-                yield Chunk(start, stop, logits, self.pool, request.pages)
+                # a model's head may cost more than its layers: not for what nobody reads
+                logits = self.runner.forward(step, every_token=stop > wanted)
+                if stop > wanted:
+                    yield Chunk(start, stop, logits, self.pool, request.pages)
                 self._advance(request, stop)
                 self.runner.settle()
         finally:
@@ -116,11 +118,7 @@ class FormatCache:
     def tail(self, tokens: Sequence[int], count: int) -> torch.Tensor:
         """Logits [count, vocabulary] that predict the last `count` of known tokens."""
         first = len(tokens) - count - 1  # a prediction is made at the token before
-        kept = [
-            chunk.logits[max(0, first - chunk.start) :]
-            for chunk in self.forced(tokens)
-            if chunk.stop > first
-        ]
+        kept = [chunk.logits[max(0, first - chunk.start) :] for chunk in self.forced(tokens, first)]
         return torch.cat(kept)[:count]
 
     def greedy(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:

@@ -127,6 +127,7 @@ class Evaluator:
             place = {"tokens": len(needle.tokens), "depth": needle.depth}
             needles.append({**place, "found": found, "nll": rounded(nll)})
             told.more(len(needle.tokens))
+        calls = self._calls(cache)
         told.all()
         return {
             "format": name,
@@ -134,6 +135,7 @@ class Evaluator:
             **divergence.summary(),
             "greedy_tokens": agreeing,
             "needles": needles,
+            "calls": calls,
             **self._errors(formats, reference.errors),
         }
 
@@ -145,6 +147,17 @@ class Evaluator:
                 _compare(found, chunk.logits, exact, window[chunk.start + 1 :])
                 told.more(chunk.stop - chunk.start)
         return found
+
+    def _calls(self, cache: FormatCache) -> list[dict[str, bool]]:
+        """The model's own answers, each fed with what it said before."""
+        asked = self.material.calls
+        if not asked:
+            return []
+        answers = cache.greedy([call.prompt for call in asked], self.material.call_tokens)
+        return [
+            call.grade(self.tokenizer.decode(tokens, skip_special_tokens=True))
+            for call, tokens in zip(asked, answers, strict=True)
+        ]
 
     def _errors(self, formats: Formats, errors: RowErrors) -> dict[str, Any]:
         """Of each layer in its own codecs, and of all."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 PREDICTIONS = ("format", "bytes/token", "perplexity", "mean KL", "99% KL", "99.9% KL", "top-1")
-USES = ("format", "greedy tokens", "needles", "K error", "V error")
+USES = ("format", "greedy tokens", "needles", "calls", "K error", "V error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,13 @@ def notes(record: Mapping[str, Any]) -> list[str]:
         f"keys: the largest channel of layer {layer['layer']} is {layer['k_outlier_ratio']:.3g} "
         "times the median one (mean |k|); one scale for many channels suits such keys badly"
     ]
-    missed = sum(not needle["found"] for needle in first["needles"])
-    if missed:
-        found.append(
-            f"the model itself misses {missed} of the {len(first['needles'])} needles over "
-            f"{first['format']}: what a format misses of those is not its fault"
-        )
+    for scenes, key in (("needles", "found"), ("calls", "valid")):
+        missed = sum(not scene[key] for scene in first[scenes])
+        if missed:
+            found.append(
+                f"the model itself misses {missed} of the {len(first[scenes])} {scenes} over "
+                f"{first['format']}: what a format misses of those is not its fault"
+            )
     return found
 
 
@@ -66,6 +67,12 @@ def _uses(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["format"],
         f"{sum(greedy) / len(greedy):.3g}",
-        f"{sum(needle['found'] for needle in needles)}/{len(needles)}",
+        _count(needles, "found"),
+        _count(row["calls"], "valid"),
         *(f"{row[f'{side}_relative_error']:.2%}" for side in ("k", "v")),
     )
+
+
+def _count(scenes: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Of how many it is true; none were tried where a context has no room for them."""
+    return f"{sum(scene[key] for scene in scenes)}/{len(scenes)}" if scenes else "-"
