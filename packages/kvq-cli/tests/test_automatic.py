@@ -15,6 +15,7 @@ import kvq_codecs
 from kvq_cli.automatic import LADDER, automatic, check_context, room_for, state_notes
 from kvq_cli.choosing import choose_cache
 from kvq_cli.config import ConfigError, ModelGeometry, geometry, parse_cache_dtype
+from kvq_cli.evaluation.evidence import Evidence, Measured
 from kvq_cli.models.source import ModelSource
 from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Budget
@@ -160,3 +161,61 @@ def test_states_of_linear_attention_layers_are_set_aside_and_spoken_of():
     assert state_notes(MODEL, options) == ()
     (note,) = state_notes(MODEL, replace(options, state_snapshots=3))
     assert "no linear-attention layers" in note
+
+
+def measured(**kl: float) -> Evidence:
+    """Formats of the model with their bytes and a mean KL."""
+    sizes = {
+        name: choose_cache(name, MODEL, ServeOptions("m"), CPU, DTYPE).plan.token_bytes
+        for name in ("fp32", *kl)
+    }
+    return Evidence(
+        "a text",
+        tuple(Measured(name, size, kl.get(name, 0.0), 0.9) for name, size in sizes.items()),
+    )
+
+
+PAIR = "k=q8_0,v=q4_0"
+KNOWN = {
+    "bf16": 1e-4,
+    "q8_0": 5e-4,
+    "q6_0": 0.06,
+    PAIR: 0.03,
+    "nvfp4": 0.04,
+    "q4_0": 0.2,
+    "iso4": 3,
+}
+
+
+def test_of_measured_formats_the_nearest_that_fits_is_taken():
+    evidence = measured(**KNOWN)
+    assert [row.format for row in evidence.ladder] == ["q8_0", PAIR, "nvfp4", "q4_0"]
+
+    def taken(name: str) -> str:
+        found = replace(room(needed(name), max_model_len=CONTEXT), evidence=evidence)
+        return automatic(found)[0]
+
+    assert [taken(name) for name in ("bf16", "q8_0", "q6_0", "nvfp4", "q4_0", "iso4")] == [
+        "bf16", "q8_0", PAIR, "nvfp4", "q4_0", "q4_0",
+    ]  # fmt: skip
+
+
+def test_what_was_measured_is_said():
+    found = replace(room(needed(PAIR), max_model_len=CONTEXT), evidence=measured(**KNOWN))
+    assert automatic(found)[1].endswith(
+        "measured on a text: mean KL 0.03, 90.0% of the fp32 cache's next tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kl", "taken"),
+    [
+        ({"q8_0": 5e-4, "q6_0": 0.009, "q4_0": 0.2}, "q6_0"),
+        ({"q8_0": 5e-4, "q6_0": 0.02, "q4_0": 0.2}, "q8_0"),
+        ({"q8_0": 0.3, "q4_0": 0.4}, "bf16"),
+        ({"q4_0": 0.2}, "q8_0"),
+    ],
+)
+def test_a_context_that_nobody_asked_for_costs_no_more_than_is_harmless(kl, taken):
+    found = replace(room(needed("iso3", context=MODEL.max_position)), evidence=measured(**kl))
+    assert automatic(found)[0] == taken

@@ -1,11 +1,12 @@
 """The format that `--kv-cache-dtype auto` takes, and what is said where an asked one is too large.
 
-The first of a ladder, from the most exact to the smallest, in which the asked context fits.
+The first of a ladder, from the most exact to the smallest, in which the asked context fits: of what
+was measured of the model itself, or else of codecs as they are known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from kvq_cli.config import (
     parse_formats,
     quality_notes,
 )
+from kvq_cli.evaluation.evidence import HARMLESS, Evidence, known
 from kvq_cli.models.source import ModelSource
 from kvq_cli.models.weight_bytes import weight_bytes
 from kvq_cli.serve_options import ServeOptions
@@ -28,7 +30,7 @@ from kvq_pools import Budget, BudgetError, PoolPlan
 
 # Each errs more and takes less than the one before; a test holds them to it.
 LADDER = ("q8_0", "q6_0", "k=q6_0,v=q4_0", "q4_0", "iso4", "iso3")
-DEFAULT = "q8_0"  # where nobody asked for a context: no rung below it is taken
+DEFAULT = "q8_0"  # where nobody asked for a context: without evidence no rung below it is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Room:
     ----------
     limits : whose context is the longest request that is asked for
     budget : with what the weights take, or will
+    evidence : what was measured of the model's formats; None = nothing
     """
 
     shape: ModelGeometry
@@ -47,6 +50,7 @@ class Room:
     dtype: torch.dtype
     limits: Limits
     budget: Budget
+    evidence: Evidence | None = None
 
     def context(self, plan: PoolPlan) -> int:
         """The longest request that a pool of this plan can hold, up to the one asked for."""
@@ -75,13 +79,31 @@ class Room:
         """Whether the longest request that is asked for does."""
         return self.context(plan) >= self.asked
 
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """Formats from the most exact to the smallest, without known harm to the model."""
+        exact = "fp16" if self.dtype == torch.float16 else "bf16"
+        if self.evidence is not None:
+            assumed = () if self.evidence[DEFAULT] else (DEFAULT,)  # harmless until it is measured
+            return (exact, *assumed, *(row.format for row in self.evidence.ladder))
+        known = (exact, *LADDER)
+        shape = self.shape
+        return tuple(n for n in known if not quality_notes(shape, parse_formats(n, shape)))
+
+    def default(self, served: Sequence[str]) -> str:
+        """The smallest of the served rungs that is taken where nobody asked for a context."""
+        if self.evidence is None:
+            return DEFAULT
+        rows = {name: self.evidence[name] for name in served}
+        harmless = [name for name, row in rows.items() if row is None or row.kl <= HARMLESS]
+        return harmless[-1] if harmless else DEFAULT
+
     def served(self) -> Iterator[tuple[str, PoolPlan]]:
-        """The rungs that a backend serves, without known harm to the model, and their pools."""
-        for name in ("fp16" if self.dtype == torch.float16 else "bf16", *LADDER):
+        """The rungs that a backend serves, and their pools."""
+        means = self.options, self.device, self.dtype
+        for name in self.ladder:
             try:
-                if not quality_notes(self.shape, parse_formats(name, self.shape)):
-                    means = self.options, self.device, self.dtype
-                    yield name, choose_cache(name, self.shape, *means).plan
+                yield name, choose_cache(name, self.shape, *means).plan
             except (CacheFormatError, UnsupportedError):
                 continue
 
@@ -109,7 +131,7 @@ def room_for(
     limits = limits_of(context, options, shape, dtype, device)
     states = limits.state_bytes(shape) + limits.snapshot_bytes(shape)
     budget = Budget(free, free - weights, ratio, other_pools_bytes=states)
-    return Room(shape, options, device, dtype, limits, budget)
+    return Room(shape, options, device, dtype, limits, budget, known(source.path))
 
 
 def limits_of(
@@ -152,12 +174,23 @@ def state_notes(shape: ModelGeometry, options: ServeOptions) -> tuple[str, ...]:
 
 def automatic(room: Room) -> tuple[str, str]:
     """The format that `auto` takes, and why, in words for the user."""
+    name, why = _chosen(room)
+    row = None if room.evidence is None else room.evidence[name]
+    if room.evidence is None or row is None:
+        return name, why
+    return name, f"{why}; measured on {room.evidence.source}: {row}"
+
+
+def _chosen(room: Room) -> tuple[str, str]:
     served, asked = list(room.served()), f"{room.asked:,} tokens of context"
     taken, names = "is taken for the KV cache", [name for name, _ in served]
     fitting = next((name for name, plan in served if room.fits(plan)), None)
+    default = room.default(names)
+    # a rung above the default is as good as asked for
+    enough = default in names and fitting in names[: names.index(default) + 1]
     if fitting is not None and fitting == names[0]:
         return fitting, f"{fitting} {taken}: {asked} fit in 16 bits a value"
-    if fitting is not None and (room.context_asked or fitting == DEFAULT):
+    if fitting is not None and (room.context_asked or enough):
         return fitting, (
             f"{asked} do not fit in {names[0]}; {fitting} {taken}, the most exact format in which "
             "they do; --kv-cache-dtype names another"
@@ -165,8 +198,8 @@ def automatic(room: Room) -> tuple[str, str]:
     if fitting is not None or not room.context_asked or not names:
         smaller = f"; --max-model-len {room.asked} would take {fitting}" if fitting else ""
         return (
-            DEFAULT,
-            f"{asked} do not fit in 16 bits a value nor in {DEFAULT}; {DEFAULT} {taken}{smaller}",
+            default,
+            f"{asked} do not fit in 16 bits a value nor in {default}; {default} {taken}{smaller}",
         )
     return names[-1], f"{asked} fit in no format; {names[-1]}, the smallest, {taken}"
 

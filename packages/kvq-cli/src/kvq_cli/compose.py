@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvq_cli import machine, sizing
-from kvq_cli.automatic import automatic, check_context, limits_of, room_for, state_notes
+from kvq_cli.automatic import Room, automatic, check_context, limits_of, room_for, state_notes
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
@@ -31,10 +31,11 @@ from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import EngineSummary
 from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.engine.states import StatePool
+from kvq_cli.evaluation import probe
 from kvq_cli.models import attention, rotary
 from kvq_cli.models.compiled import compile_parts
 from kvq_cli.models.convert import Progress
-from kvq_cli.models.loader import load, read_config
+from kvq_cli.models.loader import LoadedModel, load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Pool
@@ -79,6 +80,8 @@ def build_engine(
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     attention.install(loaded.model)
+    rotary.settle(loaded.model, limits.context)
+    harm = _harm(room, loaded, choice)
     if options.compile:
         parts = compile_parts(loaded.model)
         report(f"{parts} parts of the model are compiled when they are first used")
@@ -125,7 +128,7 @@ def build_engine(
             prefill_reads=options.prefill_reads,
             notes=(
                 *declared,
-                *quality_notes(shape, formats),
+                *(harm(cache.choice.cache_dtype) or quality_notes(shape, formats)),
                 *rotary_notes(shape, limits.context),
                 *state_notes(shape, options),
                 *_attention_notes(cache.choice),
@@ -200,6 +203,33 @@ def assemble(
         context_tokens=context,
         max_running_requests=options.max_running_requests,
     )
+
+
+def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str], tuple[str, ...]]:
+    """Format → what is known of its harm to the model, by its evaluation or tried on the spot."""
+    evidence, shape, name = room.evidence, room.shape, choice.cache_dtype
+    if evidence is not None and evidence[name] is not None:
+        return evidence.warnings
+    # by the reference: what is tried is the format, and kernels for it take long to compile
+    tried = replace(
+        room.options,
+        attention_backend="reference",
+        prefill_reads="packed",
+        max_running_requests=1,
+        max_prefill_tokens=probe.TOKENS,
+    )
+    found = probe.warnings(
+        loaded,
+        parse_formats(name, shape),
+        lambda each: choose_cache(each, shape, tried, room.device, room.dtype),
+        chunk_tokens=probe.TOKENS,
+    )
+
+    def of(other: str) -> tuple[str, ...]:
+        known = evidence.warnings(other) if evidence is not None else ()
+        return known or (found if other == name else ())
+
+    return of
 
 
 def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeometry) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny_models import Letters
-from transformers import DynamicCache
+from tiny_models import Letters, llama
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import kvq_codecs
 from kvq_cli.choosing import choose_cache
@@ -40,6 +40,18 @@ def letters(length: int, seed: int = 0) -> Text:
     """A text of random letters and blanks."""
     rng = random.Random(seed)
     return Text("letters", "".join(rng.choice(string.ascii_letters + " ") for _ in range(length)))
+
+
+def outlying(head_dim: int = 32) -> LlamaForCausalLM:
+    """A tiny llama whose key projections have a bias that is large on one channel in 32."""
+    torch.manual_seed(0)
+    config = llama(head_dim=head_dim).config.to_dict()
+    config |= {"attention_bias": True, "initializer_range": 0.1}
+    model = LlamaForCausalLM(LlamaConfig(**config)).eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.zero_()[::32] = 40.0
+    return model
 
 
 def evaluate(

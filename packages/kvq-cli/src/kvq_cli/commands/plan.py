@@ -36,12 +36,14 @@ def plan(
     from kvq_cli.commands import plan_view
     from kvq_cli.commands.sizes import parse_bytes, parse_lengths
     from kvq_cli.config import filled_in, geometry, parse_formats
+    from kvq_cli.evaluation.evidence import known
     from kvq_cli.models.raw_config import find_config, raw_config
     from kvq_cli.serve_options import GRAPH_ROWS
     from kvq_cli.sizing import Limits, default_snapshots
 
     name, path = find_config(config if config is not None else str(model))
     said = raw_config(path)
+    evidence = known(path)
     shape = geometry(said)
     grouped = shape.index is not None and shape.index.ratio > 1
     limits = Limits(
@@ -58,14 +60,15 @@ def plan(
         ),
     )
     planner = Planner(shape, parse_bytes(budget), limits, parse_lengths(lengths))
-    wanted = [parse_formats(text, shape) for text in kv_cache_dtype or ()]
+    measured = [row.format for row in evidence.ladder] if evidence else []
+    wanted = [parse_formats(text, shape) for text in (*measured, *(kv_cache_dtype or ()))]
     formats = {str(each): each for each in (*planner.formats(), *wanted)}
     rows = planner.capacities(formats.values())
-    notes = [*plan_view.assumptions(filled_in(said)), *plan_view.notes(planner, rows)]
+    notes = [*plan_view.assumptions(filled_in(said)), *plan_view.notes(planner, rows, evidence)]
     if plot is not None:
         title, *subtitles = plan_view.titles(name, planner)
         write_file(plot, bar_chart(title, subtitles, rows), "plot")
     if as_json:
-        print(json.dumps(plan_view.as_json(name, planner, rows, notes), indent=2))
+        print(json.dumps(plan_view.as_json(name, planner, rows, notes, evidence), indent=2))
     else:
-        plan_view.show(name, planner, rows, notes)
+        plan_view.show(name, planner, rows, notes, evidence)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from kvq_cli.capacity import BASELINE, Capacity, Planner
 from kvq_cli.config import ModelGeometry, UnsupportedModel, check_servable, quality_notes
+from kvq_cli.evaluation.evidence import Evidence
 from kvq_cli.quoting import printable
 
 LEAST_COLUMNS = 160  # figures are never cut to fit; a narrow terminal wraps whole lines
@@ -50,7 +51,13 @@ def describe(model: ModelGeometry) -> str:
     return ", ".join([*parts, f"at most {model.max_position:,} positions"])
 
 
-def show(name: str, planner: Planner, rows: Sequence[Capacity], notes: Sequence[str]) -> None:
+def show(
+    name: str,
+    planner: Planner,
+    rows: Sequence[Capacity],
+    notes: Sequence[str],
+    evidence: Evidence | None = None,
+) -> None:
     """Print what fits, what it costs, how full pages are, and notes."""
     width = max(LEAST_COLUMNS, get_terminal_size().columns)
     console = Console(highlight=False, width=width)
@@ -64,6 +71,10 @@ def show(name: str, planner: Planner, rows: Sequence[Capacity], notes: Sequence[
     ):
         console.print(Text(f"\n{heading}"), soft_wrap=True)
         console.print(table(planner, rows))
+    if evidence is not None:
+        heading = f"What it does to the model, measured by kvq eval on {evidence.source}"
+        console.print(Text(f"\n{heading}"), soft_wrap=True)
+        console.print(_quality(rows, evidence))
     for note in notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 
@@ -76,11 +87,16 @@ def assumptions(filled_in: Mapping[str, int]) -> list[str]:
     return [f"not in this config, taken from the family's defaults: {said}"]
 
 
-def notes(planner: Planner, rows: Sequence[Capacity]) -> list[str]:
+def notes(
+    planner: Planner, rows: Sequence[Capacity], evidence: Evidence | None = None
+) -> list[str]:
     """What a plan does not show and its reader should know."""
     found = list[str]()
     for row in rows:
-        found += quality_notes(planner.model, row.formats)
+        if evidence is not None and evidence[str(row.formats)] is not None:
+            found += evidence.warnings(str(row.formats))
+        else:
+            found += quality_notes(planner.model, row.formats)
     try:
         check_servable(planner.model)
     except UnsupportedModel as error:
@@ -100,6 +116,23 @@ def _fits(planner: Planner, rows: Sequence[Capacity]) -> Table:
             *counts,
             style="bold" if row.formats == BASELINE else None,
         )
+    return table
+
+
+def _quality(rows: Sequence[Capacity], evidence: Evidence) -> Table:
+    """Of the formats that were measured; those that none is better than are bold."""
+    best = {row.format for row in evidence.ladder}
+    table = _table(["format", "bytes/token", "mean KL", "next tokens of fp32"])
+    for row in rows:
+        measured = evidence[str(row.formats)]
+        if measured is not None:
+            table.add_row(
+                measured.format,
+                f"{row.token_bytes:,.10g}",
+                f"{measured.kl:.3g}",
+                f"{measured.agreement:.2%}",
+                style="bold" if measured.format in best else None,
+            )
     return table
 
 
@@ -148,10 +181,15 @@ def _table(columns: Sequence[str]) -> Table:
 
 
 def as_json(
-    name: str, planner: Planner, rows: Sequence[Capacity], notes: Sequence[str]
+    name: str,
+    planner: Planner,
+    rows: Sequence[Capacity],
+    notes: Sequence[str],
+    evidence: Evidence | None = None,
 ) -> dict[str, Any]:
     """The same as data; sizes in bytes."""
     model, limits = planner.model, planner.limits
+    measured = {row.format: row.kl for row in evidence.rows} if evidence is not None else {}
     bf16 = planner.capacity(BASELINE)
     return {
         "model": {
@@ -185,9 +223,11 @@ def as_json(
                 "requests": row.requests,
                 "token_bytes_of_bf16": row.token_bytes / bf16.token_bytes,
                 "tokens_of_bf16": row.tokens / bf16.tokens if bf16.tokens else None,
+                "kl_mean": measured.get(str(row.formats)),
             }
             for row in rows
         ],
+        "evaluated_on": None if evidence is None else evidence.source,
         "notes": list(notes),
         "pages": [
             {"tier": tier.tier, "page_tokens": tier.page_tokens, "waste": tier.waste}

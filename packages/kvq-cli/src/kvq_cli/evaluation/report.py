@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PREDICTIONS = ("format", "bytes/token", "perplexity", "mean KL", "99% KL", "99.9% KL", "top-1")
-USES = ("format", "greedy tokens", "needles", "calls", "K error", "V error")
+USES = ("format", "greedy tokens", "needles", "right calls", "K error", "V error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def notes(record: Mapping[str, Any]) -> list[str]:
         f"keys: the largest channel of layer {layer['layer']} is {layer['k_outlier_ratio']:.3g} "
         "times the median one (mean |k|); one scale for many channels suits such keys badly"
     ]
-    for scenes, key in (("needles", "found"), ("calls", "valid")):
+    for scenes, key in (("needles", "found"), ("calls", "right")):
         missed = sum(not scene[key] for scene in first[scenes])
         if missed:
             found.append(
@@ -68,7 +68,7 @@ def _uses(row: Mapping[str, Any]) -> tuple[str, ...]:
         row["format"],
         f"{sum(greedy) / len(greedy):.3g}",
         _count(needles, "found"),
-        _count(row["calls"], "valid"),
+        _count(row["calls"], "right"),
         *(f"{row[f'{side}_relative_error']:.2%}" for side in ("k", "v")),
     )
 

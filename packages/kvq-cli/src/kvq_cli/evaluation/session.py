@@ -28,6 +28,7 @@ from kvq_cli.config import (
     split_formats,
 )
 from kvq_cli.engine.cache import CacheChoice
+from kvq_cli.evaluation import evidence
 from kvq_cli.evaluation import record as records
 from kvq_cli.evaluation.evaluator import REFERENCE, Evaluator, Progress
 from kvq_cli.evaluation.material import Material
@@ -125,15 +126,19 @@ class Session:
         loaded = load(source, dtype=dtype, device=device, progress=progress)
         attention.install(loaded.model)
         rotary.settle(loaded.model, context)
-        self.evaluate(
-            loaded,
-            text,
-            options,
-            formats,
-            context,
-            lambda name: checked_cache(choose(name), shape, options.served, device, dtype),
-            progress,
-        )
+        try:
+            self.evaluate(
+                loaded,
+                text,
+                options,
+                formats,
+                context,
+                lambda name: checked_cache(choose(name), shape, options.served, device, dtype),
+                progress,
+            )
+        finally:  # what is finished is evidence, whatever ended the rest
+            if self.record.get("rows") and (kept := evidence.keep(source.path, self.record)):
+                report(f"kept in {kept}: kvq serve and kvq plan go by it")
 
     def evaluate(
         self,
