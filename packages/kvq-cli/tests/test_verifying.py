@@ -247,3 +247,24 @@ def test_p128_a_declared_format_is_checked_against_the_device(
     unloaded()
     with pytest.raises(KernelFailed, match=r"^decode of reference, fp8, 4/2x64"):
         build_engine(options)
+
+
+@pytest.mark.parametrize("reads", ["own", "packed"])
+@pytest.mark.parametrize("asked", ["nvfp4", "k=q8_0,v=nvfp4"])
+def test_p028_attention_that_reads_nvfp4_wrongly_never_answers(
+    tiny: Any, unloaded: Any, monkeypatch: pytest.MonkeyPatch, asked: str, reads: str
+) -> None:
+    """Empty answers of a model that was served all the same: it is refused at the start instead."""
+
+    def without_block_scales(*args: Any) -> torch.Tensor:
+        q, k_cache, v_cache, *rest = args
+        planes = dict(v_cache.planes)
+        if "block_scale" in planes:
+            planes["block_scale"] = torch.full_like(planes["block_scale"], 0x38)  # 1.0 in e4m3
+        return DECODE(q, k_cache, replace(v_cache, planes=planes), *rest)
+
+    options = tiny(kv_cache_dtype=asked, prefill_reads=reads)
+    monkeypatch.setattr(reference, "decode", without_block_scales)
+    unloaded()
+    with pytest.raises(KernelFailed, match=rf"decode of reference, {re.escape(asked)}"):
+        build_engine(options)

@@ -23,7 +23,8 @@ class ServeOptions:
     Attributes
     ----------
     kv_cache_dtype : "auto" takes what the checkpoint declares, or else bf16 where max_model_len
-        tokens fit in it, or else the most exact format in which they do
+        tokens fit in it, or else the most exact format in which they do, by what was measured of
+        the model or as codecs are known
     num_tokens : size of the cache (tokens, a multiple of page_tokens)
     num_pages : the same in pages; one of them at most
     max_model_len : longest request (tokens, prompt and generated together)

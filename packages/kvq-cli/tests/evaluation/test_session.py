@@ -129,6 +129,8 @@ def test_without_formats_every_codec_that_stores_the_rows_is_measured():
         "fp32", "bf16", "fp16", "q8_0", "q6_0", "q4_0", "fp8_e4m3", "fp8", "nvfp4",
         "k=q8_0,v=q4_0",
     ]  # fmt: skip
+    wide = wanted_formats((), geometry(llama(head_dim=128).config.to_dict()))
+    assert {"iso3", "iso4"} < {str(each) for each in wide}
     with pytest.raises(CacheFormatError, match="iso4 cannot store"):
         wanted_formats(("q8_0,iso4",), shape)
     with pytest.raises(CacheFormatError, match=r"'q9_0'.*codecs are"):
@@ -140,6 +142,19 @@ def test_numbers_too_small_are_refused(given):
     [(name, value)] = given.items()
     with pytest.raises(ConfigError, match=f"{name} must be at least .*, got {value}"):
         EvalOptions("tiny", "text", **given)
+
+
+def test_p136_a_rotation_of_either_side_is_measured_and_not_assumed():
+    """Which side it suits depends on model and format: both are tried where nobody names one."""
+    shape = geometry(llama(head_dim=128).config.to_dict())
+    assert {"k=iso4,v=q8_0", "k=q8_0,v=iso4"} < {str(each) for each in wanted_formats((), shape)}
+    model = outlying(head_dim=128)
+    rows = {
+        row["format"]: row for row in evaluate(model, "iso4,k=iso4,v=q8_0,k=q8_0,v=iso4")["rows"]
+    }
+    keys, values = rows["k=iso4,v=q8_0"], rows["k=q8_0,v=iso4"]
+    assert keys["kl_mean"] > 3 * values["kl_mean"]
+    assert keys["v_relative_error"] < 0.02 < values["v_relative_error"] < 0.3
 
 
 def test_p061_keys_that_stand_out_show_before_anything_is_served():

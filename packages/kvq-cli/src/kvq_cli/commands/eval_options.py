@@ -32,7 +32,8 @@ CacheDtypes = Annotated[
         metavar="FORMAT,…",
         help="Formats, each CODEC or k=CODEC,v=CODEC; may be given several times. One that is "
         "layer by layer (0-1:bf16,2-:k=q8_0,v=q4_0) stands alone. Default: every codec that stores "
-        "the model's rows, and k=q8_0,v=q4_0. fp32, the reference, is always measured.",
+        "the model's rows, k=q8_0,v=q4_0, and iso4 for keys or values alone beside q8_0. fp32, the "
+        "reference, is always measured.",
         show_default=False,
     ),
 ]

@@ -18,11 +18,11 @@ from kvq_cli.evaluation.metrics import Divergence
 from kvq_cli.evaluation.stored import RowErrors
 from kvq_cli.models.loader import LoadedModel
 
-# Codec → the ratio max / median of mean |k| from which on the usual value of a key is lost beside
-# the largest of its block. q4_0: half a step is a 16th of the largest value, and what is smaller
-# reads back as 0; nvfp4: likewise a 24th. iso3 and iso4 turn four values together and look them up
-# in tables that end at twice the root mean square of 128: half a spike lies beyond that from 4 on.
-BREAKS_AT = {"iso3": 4.0, "iso4": 4.0, "q4_0": 16.0, "nvfp4": 24.0}
+# Codec → the ratio max / median of mean |k| from which on a block's largest key hides others. q4_0:
+# half a step is a 16th of the largest, so half the usual value reads back as 0 from 8 on; nvfp4: a
+# 24th, 12. iso3 and iso4 turn four values together and look them up in tables that end at twice the
+# root mean square of 128: half a spike, all that such a turn can spread, lies beyond from 4 on.
+BREAKS_AT = {"iso3": 4.0, "iso4": 4.0, "q4_0": 8.0, "nvfp4": 12.0}
 
 REFERENCE = "fp32"
 TOKENS = 96

@@ -39,6 +39,8 @@ from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
 
 CONTEXT = 1024
+# Keys are the ones that mind; whether a rotation helps on either side is measured, not assumed.
+PAIRS = (("q8_0", "q4_0"), ("q8_0", "iso4"), ("iso4", "q8_0"))
 SHORTEST = 128  # tokens of a context: half of one holds a needle
 
 
@@ -48,7 +50,8 @@ class EvalOptions:
 
     Attributes
     ----------
-    formats : as `split_formats` takes them; none = every codec that stores the model's rows
+    formats : as `split_formats` takes them; none = every codec that stores the model's rows, and
+        the pairs
     text : a file of plain text
     tokens : of the text that are evaluated; None = up to 4,096, as the text allows
     context : tokens of each piece of it; None = 1,024, or what the model was made for
@@ -213,8 +216,8 @@ def wanted_formats(texts: Sequence[str], shape: ModelGeometry) -> list[Formats]:
             check_format(shape, each)
         return list({str(each): each for each in named}.values())
     found: list[Formats] = []
-    pairs = [(name, name) for name in kvq_codecs.names()] + [("q8_0", "q4_0")]
-    for k, v in pairs:
+    codecs = ((name, name) for name in kvq_codecs.names())
+    for k, v in (*codecs, *PAIRS):
         try:
             check_format(shape, CacheFormat(k, v))
         except CacheFormatError:
