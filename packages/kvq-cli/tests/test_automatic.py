@@ -202,6 +202,8 @@ def test_of_measured_formats_the_nearest_that_fits_is_taken():
 
 def test_what_was_measured_is_said():
     found = replace(room(needed(PAIR), max_model_len=CONTEXT), evidence=measured(**KNOWN))
+    small = replace(room(needed("q4_0") - 1, max_model_len=CONTEXT), evidence=measured(**KNOWN))
+    assert "fit in no format that was measured; q4_0, the smallest," in automatic(small)[1]
     assert automatic(found)[1].endswith(
         "measured on a text: mean KL 0.03, 90.0% of the fp32 cache's next tokens"
     )

@@ -201,7 +201,8 @@ def _chosen(room: Room) -> tuple[str, str]:
             default,
             f"{asked} do not fit in 16 bits a value nor in {default}; {default} {taken}{smaller}",
         )
-    return names[-1], f"{asked} fit in no format; {names[-1]}, the smallest, {taken}"
+    none = "no format" if room.evidence is None else "no format that was measured"
+    return names[-1], f"{asked} fit in {none}; {names[-1]}, the smallest, {taken}"
 
 
 def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:

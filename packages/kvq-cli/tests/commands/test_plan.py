@@ -13,6 +13,7 @@ import pytest
 from published import CONFIGS
 from typer.testing import CliRunner
 
+from kvq_cli.evaluation import evidence
 from kvq_cli.main import app
 
 
@@ -334,6 +335,7 @@ def test_the_plot_is_svg_with_a_bar_and_a_label_for_each_format(config, tmp_path
 
 IMPORTS = """
 import sys
+from kvq_cli.evaluation import evidence
 from kvq_cli.main import app
 app(sys.argv[1:], standalone_mode=False)
 heavy = [m for m in ("torch", "transformers", "fastapi", "kvq_attention") if m in sys.modules]
@@ -352,3 +354,29 @@ def test_planning_imports_no_model_library(what, config, smollm2_gguf, tmp_path)
     assert done.stderr.strip() == "" and "tokens of KV cache in 4 GiB" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 160
     assert Path(tmp_path / "out.svg").is_file()
+
+
+def test_what_was_measured_of_a_model_stands_beside_what_fits(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b"]))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    unmeasured = planned(str(tmp_path), "--budget", "8GiB")
+    assert unmeasured["evaluated_on"] is None
+    assert set(by_format(unmeasured, "kl_mean").values()) == {None}
+    kl = {"fp32": 0.0, "q8_0": 0.001, "q4_0": 0.7, "0-1:bf16,2-31:q4_0": 0.05}
+    sizes = by_format(unmeasured, "token_bytes") | {"0-1:bf16,2-31:q4_0": 43008}
+    rows = [
+        {"format": name, "bytes_per_token": sizes[name], "kl_mean": each, "top1_agreement": 0.9}
+        for name, each in kl.items()
+    ]
+    text = {"name": "novel", "tokens": 4096}
+    assert evidence.keep(tmp_path, {"kind": "kvq eval", "text": text, "rows": rows})
+
+    found = planned(str(tmp_path), "--budget", "8GiB")
+    assert found["evaluated_on"] == "4,096 tokens of novel"
+    assert kl.items() <= by_format(found, "kl_mean").items()
+    assert by_format(found, "kl_mean")["nvfp4"] is None
+    (note,) = [note for note in found["notes"] if "ruins" in note]
+    assert "q4_0 ruins this model" in note and "safer: 0-1:bf16,2-31:q4_0" in note
+    shown = plan(str(tmp_path), "--budget", "8GiB").output
+    assert "measured by kvq eval on 4,096 tokens of novel" in shown
+    assert "What it does to the model" not in plan("demo", "--budget", "1GiB").output

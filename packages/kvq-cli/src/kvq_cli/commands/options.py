@@ -71,7 +71,8 @@ CacheDtype = Annotated[
         help="Format of cached keys and values; `kvq formats` lists the codecs. auto: what the "
         "checkpoint declares for its KV cache; or else bf16 where the longest request fits in it, "
         "q8_0 where it does not, and a smaller one where --max-model-len or a size asks for what "
-        "fits in no larger; by the model's own figures where kvq eval has measured it. Layer by layer: 0-1:bf16,2-:k=q8_0,v=q4_0.",
+        "fits in no larger; by the model's own figures where kvq eval has measured it. Layer by "
+        "layer: 0-1:bf16,2-:k=q8_0,v=q4_0.",
         rich_help_panel=CACHE,
     ),
 ]

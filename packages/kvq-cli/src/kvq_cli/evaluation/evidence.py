@@ -87,7 +87,7 @@ class Evidence:
         row = self[name]
         if row is None or row.kl < HARMFUL:
             return ()
-        safer = [other for other in self.ladder if other.kl < HARMFUL]
+        safer = [other for other in self.ladder if other.kl < min(HARMFUL, row.kl / 2)]
         instead = f"; safer: {safer[-1].format} ({safer[-1]})" if safer else ""
         verb = "ruins" if row.kl >= RUINS else "harms"
         return (f"{name} {verb} this model: {row}, measured on {self.source}{instead}",)
