@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import attention_page
+import quality_page
 
 from kvq_attention import claims
 from kvq_cli import config, plots
 from kvq_cli.commands import reference
+from kvq_cli.evaluation import picture
 from kvq_codecs import pages, table
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +29,7 @@ BENCHMARKS_HEAD = """# Benchmarks
 
 Every figure names the machine and the command that made it. The records are the JSON files beside
 this page, as the packages' benchmarks write them with `--json`.
-[Attention](attention.md) has a page of its own.
+[Attention](attention.md) and [what formats cost](quality.md) have pages of their own.
 """
 BEGIN, END = "<!-- formats: begin, generated -->", "<!-- formats: end -->"
 
@@ -36,15 +38,20 @@ def generated() -> Iterator[tuple[Path, str]]:
     """Every generated file and the text it must have."""
     readme = ROOT / "README.md"
     yield readme, between_markers(readme, table.render(table.rows()))
+    evaluations = {name: r for name, r in records().items() if r.get("kind") == quality_page.KIND}
     for name, text in pages.pages().items():
-        yield FORMATS / name, text
+        codec = name.removesuffix(".md")
+        measured = "" if codec == "index" else quality_page.format_section(codec, evaluations)
+        yield FORMATS / name, text + measured
     yield ROOT / "docs" / "reference" / "cli.md", reference.markdown()
     yield ROOT / "docs" / "reference" / "support.md", claims.markdown()
     yield ROOT / "docs" / "reference" / "models.md", models_page()
     yield BENCHMARKS / "index.md", benchmarks_page()
     yield BENCHMARKS / "attention.md", attention_text()
+    yield BENCHMARKS / "quality.md", quality_page.markdown(evaluations)
     for name, record in records().items():
-        yield BENCHMARKS / f"{name}.svg", plots.bar_chart(record)
+        draw = picture.scatter if name in evaluations else plots.bar_chart
+        yield BENCHMARKS / f"{name}.svg", draw(record)
 
 
 def between_markers(path: Path, text: str) -> str:
@@ -85,7 +92,7 @@ A multimodal model counts as its text part: `gemma3`, `gemma4`, `qwen3_5`, `qwen
 def benchmarks_page() -> str:
     """One section per record in docs/benchmarks, each with its machine and its command."""
     sections = [
-        section(name, record) for name, record in records().items() if not about_attention(record)
+        section(name, record) for name, record in records().items() if not has_a_page(record)
     ]
     return "\n".join([BENCHMARKS_HEAD, *(sections or ["Nothing is recorded yet.\n"])])
 
@@ -99,16 +106,16 @@ def attention_text() -> str:
     """The page of attention: what `kvq bench attention` measured, and what counters say of it."""
     kinds: dict[str, dict[str, Any]] = {"attention": {}, "attention-counters": {}}
     for name, record in records().items():
-        if about_attention(record):
+        if str(record.get("kind", "")).startswith("attention"):
             kinds[record["kind"]][name] = record
     measured = attention_page.markdown(kinds["attention"])
     counted = (section(name, record) for name, record in kinds["attention-counters"].items())
     return "\n".join([measured, *counted])
 
 
-def about_attention(record: dict[str, Any]) -> bool:
-    """Whether the record belongs on the page of attention."""
-    return str(record.get("kind", "")).startswith("attention")
+def has_a_page(record: dict[str, Any]) -> bool:
+    """Whether the record belongs on a page of its kind."""
+    return str(record.get("kind", "")).startswith(("attention", quality_page.KIND))
 
 
 def cell(value: Any) -> str:
