@@ -139,7 +139,8 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         context=tokens,
     )
     _clear(engine.cache.pool, shape.num_layers)
-    engine.runner = Pretending(engine.runner)  # type: ignore[assignment]
+    runner: Any = Pretending(engine.runner)
+    engine.runner = engine.computing.runner = runner
     return engine
 
 

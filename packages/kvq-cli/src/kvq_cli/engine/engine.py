@@ -11,6 +11,7 @@ from typing import Any
 
 from kvq_attention import launches
 from kvq_cli.engine.cache import LiveCache
+from kvq_cli.engine.computing import Computing
 from kvq_cli.engine.detokenize import Detokenizer
 from kvq_cli.engine.params import (
     CacheSize,
@@ -24,9 +25,9 @@ from kvq_cli.engine.params import (
 )
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.runner import ModelRunner
-from kvq_cli.engine.sampling import NO_TOKEN, Drawn, draw, draw_key
+from kvq_cli.engine.sampling import draw_key
 from kvq_cli.engine.scheduler import Schedule, Scheduler
-from kvq_pools import OutOfPages, RebuildFailed
+from kvq_pools import RebuildFailed
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class Engine:
             max_running_requests=max_running_requests,
             max_prefill_tokens=cache.step_tokens,
         )
+        self.computing = Computing(runner, self.scheduler, self._most_tokens)
         self._requests: dict[str, Request] = {}
         self._arrivals = count()
         self._prompt_tokens_total = 0
@@ -69,7 +71,6 @@ class Engine:
         self._finished_total: Counter[str] = Counter()
         self._steps_total = 0
         self._last_rebuild: RebuildReport | None = None
-        self._ahead: Drawn | None = None  # of the step after the one that was delivered last
         self._routes_before = launches.routes()
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -145,9 +146,7 @@ class Engine:
 
     def step(self) -> list[tuple[str, Delta]]:
         """Compute one step; returns what it added, as (request id, delta)."""
-        ahead, self._ahead = self._ahead, None
-        going_on = [r for r in ahead.requests if r.pages is not None] if ahead is not None else []
-        step = Schedule(going_on) if going_on else self.scheduler.schedule()
+        step = self.computing.begun() or self.scheduler.schedule()
         if not step:
             if self.has_work:
                 raise RuntimeError(
@@ -156,94 +155,13 @@ class Engine:
                 )
             return []
         failed: dict[Request, str] = {}
-        drawn = self._compute(step, failed, ahead if going_on else None)
+        drawn = self.computing.tokens(step, failed)
         deltas = [self._fail(request, error) for request, error in failed.items()]
         self._advance(step)
         self._part(step)
         self._steps_total += 1
         deltas += [self._deliver(*each) for each in drawn if each[0].pages is not None]
         return deltas
-
-    def _compute(
-        self, step: Schedule, failed: dict[Request, str], ahead: Drawn | None = None
-    ) -> list[tuple[Request, int, TokenLogprobs | None]]:
-        """The next token of each request that has all tokens before it, its twins' included.
-
-        `ahead`: where they were drawn already, with those of requests that have ended since.
-
-        Nothing changes but the cache at the step's own positions, so that a step that goes wrong
-        is tried again a request at a time: `failed` says whose fault it was. What breaks the
-        device is raised.
-        """
-        try:
-            drawn = ahead if ahead is not None else self._draw(step)
-            if drawn is None:
-                return []
-            self._run_ahead(step, drawn)
-            sampled = drawn.read()
-        except Exception as error:  # a model and its kernels may raise anything
-            self._ahead = None
-            self.runner.recover()
-            if len(step.work) > 1:
-                logger.exception("a step of %d requests failed; each is tried", len(step.work))
-                return [each for part in step.apart() for each in self._compute(part, failed)]
-            [(request, _)] = step.work
-            logger.exception("request %s failed", request.request_id)
-            failed[request] = f"{type(error).__name__}: {error}"
-            return []
-        found = [
-            each
-            for each in zip(drawn.requests, sampled.tokens, sampled.logprobs, strict=True)
-            if ahead is None or each[0].pages is not None
-        ]
-        for request, token, _ in found:
-            if token == NO_TOKEN:
-                logger.error("request %s: the logits are no finite numbers", request.request_id)
-                failed[request] = "the model's output is not finite"
-        return [each for each in found if each[1] != NO_TOKEN]
-
-    def _draw(self, step: Schedule) -> Drawn | None:
-        logits = self.runner.forward(step)
-        pairs = [
-            (row, each)
-            for row, (request, tokens) in enumerate(step.work)
-            if request.num_computed + tokens >= request.prefill_until
-            for each in (request, *request.pending_twins)
-        ]
-        if not pairs:
-            return None
-        rows, ready = zip(*pairs, strict=True)
-        whole = rows == tuple(range(len(logits)))
-        return draw(logits if whole else logits[list(rows)], ready)
-
-    def _run_ahead(self, step: Schedule, drawn: Drawn) -> None:
-        """Begin the step after this one, if it is known to be decodes of the same requests.
-
-        A device then computes while the host delivers this step's tokens, which it has not read
-        yet. Where that was wrong, as a request has ended or the cache is rebuilt, nothing is lost:
-        a position that is computed again gets the same rows.
-        """
-        requests = step.decodes
-        if (
-            step.extends
-            or not len(requests) <= self.runner.graph_rows
-            or self.scheduler.waiting
-            or len(self.scheduler.running) != len(requests)
-            or any(
-                r.params.looks_back or len(r.tokens) + 1 >= self._most_tokens(r) for r in requests
-            )
-        ):
-            return
-        try:
-            for request in requests:
-                assert request.pages is not None
-                request.pages.grow(request.num_computed + 2)
-        except OutOfPages:
-            return
-        kept = set(requests)
-        rows = [row for row, request in enumerate(drawn.requests) if request in kept]
-        logits = self.runner.forward_ahead(requests, drawn.only(rows))
-        self._ahead = draw(logits, requests, ahead=1)
 
     def _most_tokens(self, request: Request) -> int:
         return request.max_total_tokens or self.max_model_len
@@ -318,7 +236,7 @@ class Engine:
         choice, num_pages = self.cache.check(num_tokens, cache_dtype, self._requests.values())
         before, start = self._cache_size(), time.perf_counter()
         running = [r.pages for r in self.scheduler.running if r.pages is not None]
-        self._ahead = None
+        self.computing.forget()
         self.runner.forget_graphs()
         try:
             rebuilt = self.cache.rebuild(choice, num_pages, running)
