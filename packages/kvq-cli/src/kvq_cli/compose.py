@@ -79,6 +79,8 @@ def build_engine(
     report(f"attention {_checked(choice)}")
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
+    measured = replace(budget, free_after_bytes=machine.free_bytes(device))
+    num_pages = sizing.num_pages(shape, choice.plan, limits, measured, options.size_tokens)
     attention.install(loaded.model)
     rotary.settle(loaded.model, limits.context)
     harm = _harm(room, loaded, choice)
@@ -92,13 +94,7 @@ def build_engine(
         loaded.geometry,
         choice,
         options,
-        num_pages=sizing.num_pages(
-            shape,
-            choice.plan,
-            limits,
-            replace(budget, free_after_bytes=machine.free_bytes(device)),
-            options.size_tokens,
-        ),
+        num_pages=num_pages,
         context=limits.context,
         namespace=_identity(name, source.path, config),
     )

@@ -215,7 +215,11 @@ def test_every_option_reaches_the_engine(start):
         "threads": 3,
     }
     process = start(*(f"--{k.replace('_', '-')}={v}" for k, v in wanted.items()))
-    assert options_of(process) == wanted | {"num_pages": None, "compile": False}
+    assert options_of(process) == wanted | {
+        "num_pages": None,
+        "compile": False,
+        "state_snapshots": None,
+    }
     assert "name" in process.said.partition("curl")[2]
 
 
