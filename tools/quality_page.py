@@ -35,9 +35,9 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "format": lambda row: f"`{row['format']}`",
     "bytes/token": lambda row: f"{row['bytes_per_token']:,.10g}",
     "perplexity": lambda row: f"{row['perplexity']:.3f}",
-    "mean KL": lambda row: f"{row['kl_mean']:.2g}",
-    "99% KL": lambda row: f"{row['kl_99']:.2g}",
-    "99.9% KL": lambda row: f"{row['kl_999']:.2g}",
+    "mean KL": lambda row: report.nats(row["kl_mean"]),
+    "99% KL": lambda row: report.nats(row["kl_99"]),
+    "99.9% KL": lambda row: report.nats(row["kl_999"]),
     "top-1": lambda row: f"{row['top1_agreement']:.1%}",
     "greedy tokens": lambda row: f"{sum(row['greedy_tokens']) / len(row['greedy_tokens']):.1f}",
     "needles": lambda row: _count(row["needles"], "found"),
@@ -123,6 +123,10 @@ def _count(scenes: list[Row], key: str) -> str:
     return f"{sum(scene[key] for scene in scenes)}/{len(scenes)}" if scenes else "-"
 
 
+def _ratio(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"
+
+
 def _mean_errors(row: Row, side: str) -> str:
     errors = [layer[side]["mean_error"] for layer in row["layers"]]
     return f"{min(errors):+.2%} … {max(errors):+.2%}"
@@ -131,7 +135,8 @@ def _mean_errors(row: Row, side: str) -> str:
 def _outliers(record: Record) -> str:
     """Each layer's largest key channel."""
     ratios = ", ".join(
-        f"{layer['layer']}: {layer['k_outlier_ratio']:.3g}" for layer in record["rows"][0]["layers"]
+        f"{layer['layer']}: {_ratio(layer['k_outlier_ratio'])}"
+        for layer in record["rows"][0]["layers"]
     )
     return f"Keys, max / median of mean |k| by layer: {ratios}.\n"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvq_cli.evaluation.metrics import Divergence, agreeing_tokens, answer_nll
+from kvq_cli.evaluation.metrics import Divergence, agreeing_tokens, answer_nll, is_finite
 
 
 def logits_of(*rows):
@@ -55,6 +55,19 @@ def test_a_token_that_the_reference_excludes_adds_nothing():
     found = Divergence()
     found.add(logits_of([0.5, 0.5]), torch.tensor([[0.0, -torch.inf]]), torch.tensor([0]))
     assert found.summary()["kl_mean"] == pytest.approx(math.log(2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("row", "finite"),
+    [
+        ([0.0, -math.inf, 1.0], True),  # a token that is excluded
+        ([0.0, math.nan, 1.0], False),
+        ([0.0, math.inf, 1.0], False),
+        ([-math.inf] * 3, False),
+    ],
+)
+def test_what_is_a_prediction(row, finite):
+    assert is_finite(torch.tensor([[0.0, 1.0, 2.0], row])) is finite
 
 
 @pytest.mark.parametrize(("chosen", "agreeing"), [([1, 2, 0], 3), ([1, 0, 0], 1), ([0, 2, 0], 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,14 @@ from kvq_cli.engine.cache import CacheChoice
 from kvq_cli.evaluation import heads
 from kvq_cli.evaluation.caches import FormatCache
 from kvq_cli.evaluation.material import Material
-from kvq_cli.evaluation.metrics import Divergence, agreeing_tokens, answer_nll, rounded
+from kvq_cli.evaluation.metrics import (
+    Divergence,
+    NotFiniteError,
+    agreeing_tokens,
+    answer_nll,
+    is_finite,
+    rounded,
+)
 from kvq_cli.evaluation.stored import RowErrors
 
 REFERENCE = "fp32"
@@ -97,6 +105,7 @@ class Evaluator:
         for window in self.material.windows:
             with heads.watched(self.model) as seen:
                 for chunk in cache.forced(window):
+                    self._check(REFERENCE, chunk.logits)
                     _compare(divergence, chunk.logits, chunk.logits, window[chunk.start + 1 :])
                     for layer in self.shape.cached_layers:
                         for side in SIDES:
@@ -114,22 +123,23 @@ class Evaluator:
         if name == REFERENCE:
             divergence = reference.divergence
         else:
-            divergence = self._diverge(cache, reference, told)
+            divergence = self._diverge(name, cache, reference, told)
         agreeing = []
         for prompt, tokens in zip(self.material.prompts, reference.continuations, strict=True):
-            logits = cache.tail([*prompt, *tokens], len(tokens))
+            logits = self._check(name, cache.tail([*prompt, *tokens], len(tokens)))
             agreeing.append(agreeing_tokens(logits, self._tensor(tokens)))
             told.more(len(prompt) + len(tokens))
         needles = []
         for needle in self.material.needles:
             answer = needle.tokens[-needle.answer_tokens :]
-            found, nll = answer_nll(cache.tail(needle.tokens, len(answer)), self._tensor(answer))
+            logits = self._check(name, cache.tail(needle.tokens, len(answer)))
+            found, nll = answer_nll(logits, self._tensor(answer))
             place = {"tokens": len(needle.tokens), "depth": needle.depth}
             needles.append({**place, "found": found, "nll": rounded(nll)})
             told.more(len(needle.tokens))
         calls = self._calls(cache)
         told.all()
-        return {
+        row = {
             "format": name,
             "bytes_per_token": sum(cache.pool.plan.token_bytes_by_tier.values()),
             **divergence.summary(),
@@ -138,11 +148,36 @@ class Evaluator:
             "calls": calls,
             **self._errors(formats, reference.errors),
         }
+        if not _all_finite(row):  # a token of the text that has no probability at all, or the like
+            raise self._not_finite(name, "figures")
+        return row
 
-    def _diverge(self, cache: FormatCache, reference: Reference, told: _Told) -> Divergence:
+    def _check(self, name: str, logits: torch.Tensor) -> torch.Tensor:
+        """The logits, which are predictions; NotFiniteError where they are not."""
+        if not is_finite(logits):
+            raise self._not_finite(name, "logits")
+        return logits
+
+    def _not_finite(self, name: str, what: str) -> NotFiniteError:
+        if name == REFERENCE:
+            return NotFiniteError(
+                f"the {what} of the model itself, over a cache in {name}, are not finite: no "
+                f"format can be compared with it. Its weights are damaged, or "
+                f"{str(self.model.dtype).removeprefix('torch.')} is too narrow for them (--dtype)"
+            )
+        return NotFiniteError(
+            f"over a cache in {name} the model's {what} are not finite, over one in {REFERENCE} "
+            "they are: it cannot be served in this format. What was measured before it is kept; "
+            "name the formats to go on with in --kv-cache-dtype"
+        )
+
+    def _diverge(
+        self, name: str, cache: FormatCache, reference: Reference, told: _Told
+    ) -> Divergence:
         found = Divergence()
         for window, hidden in zip(self.material.windows, reference.hidden, strict=True):
             for chunk in cache.forced(window):
+                self._check(name, chunk.logits)
                 exact = heads.logits(self.model, hidden[chunk.start : chunk.stop])
                 _compare(found, chunk.logits, exact, window[chunk.start + 1 :])
                 told.more(chunk.stop - chunk.start)
@@ -166,7 +201,8 @@ class Evaluator:
         layers = [
             {
                 "layer": layer,
-                "k_outlier_ratio": outliers[layer],
+                # none where a head's median channel is 0
+                "k_outlier_ratio": outliers[layer] if math.isfinite(outliers[layer]) else None,
                 **{side: errors.layer(side, layer, by_side[side][layer]) for side in SIDES},
             }
             for layer in self.shape.cached_layers
@@ -210,6 +246,13 @@ class _Told:
 
     def all(self) -> None:
         self._tell(self._name, self._total, self._total)
+
+
+def _all_finite(figures: Any) -> bool:
+    if isinstance(figures, Mapping | list):
+        inner = figures.values() if isinstance(figures, Mapping) else figures
+        return all(map(_all_finite, inner))
+    return not isinstance(figures, float) or math.isfinite(figures)
 
 
 def _compare(

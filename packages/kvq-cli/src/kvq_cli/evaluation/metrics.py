@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvq_cli.config import ConfigError
+
 # Rows whose probabilities are held at once; a row of a large vocabulary takes 2 MB.
 BLOCK_ROWS = 64
+
+
+class NotFiniteError(ConfigError):
+    """Predictions that are none; the message names the format that they were made over."""
 
 
 @dataclass(slots=True)
@@ -71,6 +77,11 @@ def agreeing_tokens(logits: torch.Tensor, continuation: torch.Tensor) -> int:
     """
     other = (logits.argmax(-1) != continuation).nonzero()
     return int(other[0]) if len(other) else len(continuation)
+
+
+def is_finite(logits: torch.Tensor) -> bool:
+    """Whether each row of logits [n, vocabulary] is a prediction: some tokens may be excluded."""
+    return bool(logits.amax(-1).isfinite().all())  # of a row with a NaN the largest is NaN
 
 
 def rounded(value: Any, digits: int = 6) -> float:

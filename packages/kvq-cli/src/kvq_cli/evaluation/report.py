@@ -6,6 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvq_cli.evaluation.evidence import HARMFUL, HARMLESS, RUINS
+from kvq_cli.evaluation.probe import BREAKS_AT
+
+# From here on a key channel hides others in some format.
+STANDS_OUT = min(BREAKS_AT.values())
+
 PREDICTIONS = ("format", "bytes/token", "perplexity", "mean KL", "99% KL", "99.9% KL", "top-1")
 USES = ("format", "greedy tokens", "needles", "right calls", "K error", "V error")
 
@@ -37,11 +43,7 @@ def notes(record: Mapping[str, Any]) -> list[str]:
     if not record["rows"]:
         return []
     first = record["rows"][0]
-    layer = max(first["layers"], key=lambda each: each["k_outlier_ratio"])
-    found = [
-        f"keys: the largest channel of layer {layer['layer']} is {layer['k_outlier_ratio']:.3g} "
-        "times the median one (mean |k|); one scale for many channels suits such keys badly"
-    ]
+    found = _key_notes(first["layers"])
     for scenes, key in (("needles", "found"), ("calls", "right")):
         missed = sum(not scene[key] for scene in first[scenes])
         if missed:
@@ -52,12 +54,41 @@ def notes(record: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def _key_notes(layers: Sequence[Mapping[str, Any]]) -> list[str]:
+    ratios = {layer["layer"]: layer["k_outlier_ratio"] for layer in layers}
+    known = {number: ratio for number, ratio in ratios.items() if ratio is not None}
+    found = []
+    if known and max(known.values()) >= STANDS_OUT:
+        number = max(known, key=lambda each: known[each])
+        found.append(
+            f"keys: the largest channel of layer {number} is {known[number]:.3g} times the median "
+            "one (mean |k|); one scale for many channels suits such keys badly"
+        )
+    unknown = [str(number) for number in ratios if number not in known]
+    if unknown:
+        found.append(
+            f"keys: in layer {', '.join(unknown)} half the channels of a head or more are 0 "
+            "everywhere, so that nothing says how far others stand out"
+        )
+    return found
+
+
+def nats(kl: float) -> str:
+    """A divergence in three digits; in more where three would show a limit that it is not past."""
+    for digits in range(3, 7):
+        text = f"{kl:.{digits}g}"
+        shown = float(text)
+        if all((shown < limit) == (kl < limit) for limit in (HARMLESS, HARMFUL, RUINS)):
+            break
+    return text
+
+
 def _predictions(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["format"],
         f"{row['bytes_per_token']:,.10g}",
         f"{row['perplexity']:.4f}",
-        *(f"{row[key]:.3g}" for key in ("kl_mean", "kl_99", "kl_999")),
+        *(nats(row[key]) for key in ("kl_mean", "kl_99", "kl_999")),
         f"{row['top1_agreement']:.2%}",
     )
 

@@ -72,7 +72,7 @@ class RowErrors:
     def outliers(self) -> dict[int, float]:
         """Layer → how far its largest key channel stands out: max / median of mean |k|.
 
-        Of the head in which it stands out most.
+        Of the head in which it stands out most; not finite where a head's median channel is 0.
         """
         return {
             layer: rounded(outlier_ratio(torch.as_tensor(sums.channels) / sums.count))
