@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 import pytest
 from evaluating import letters
+from safetensors.torch import load_file, save_file
 from tiny_models import llama
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
+from kvq_cli.evaluation import needles
+from kvq_cli.evaluation.claim import claimed
 from kvq_cli.evaluation.session import Session
 from kvq_cli.main import app
+from kvq_cli.models import loader
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +82,105 @@ def test_tables_a_record_and_a_picture(model, text, tmp_path):
         (["--tokens", "many"], "'many' is no number of tokens"),
         (["--text", "absent.txt"], "'absent.txt' cannot be read"),
         (["--plot", "plot.png"], "must end in .svg"),
+        (["--plot", "absent/plot.svg"], "the plot cannot be written to absent/plot.svg"),
+        (["--json", "absent/record.json"], "the record cannot be written to 'absent/record.json'"),
+        (["--json", "/dev/null"], "'/dev/null' is no ordinary file"),
         (["--attention-backend", "cuda"], "cuda"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_in_one_message(model, text, arguments, message):
+def test_what_cannot_be_evaluated_is_refused_in_one_message(
+    model, text, arguments, message, monkeypatch
+):
+    monkeypatch.setattr(loader, "_weights", None)  # whoever reads weights fails
     done = run(model, "--text", text, *arguments)
     assert done.exit_code == 2, done.output
     assert message in done.output and "Traceback" not in done.output
+
+
+def changed(model: str, place: Path, **config: Any) -> str:
+    """A copy of the model with another config."""
+    shutil.copytree(model, place)
+    file = place / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return str(place)
+
+
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (100, "was made for 100 positions, and the shortest context that is evaluated has 128"),
+        # one token a character: 82 for the statement twice, 13 for the number twice and a dot
+        (128, "a context of 190 is the shortest that is evaluated: it is too short"),
+    ],
+)
+def test_a_model_of_too_few_positions_is_told_so_and_not_the_context(
+    model, text, tmp_path, monkeypatch, positions, message
+):
+    monkeypatch.setattr(loader, "_weights", None)
+    monkeypatch.setattr(needles, "STATEMENT", " The number of the farthest lighthouse is")
+    assert len(needles.STATEMENT) == 41
+    short = changed(model, tmp_path / "short", max_position_embeddings=positions)
+    done = run(short, "--text", text)
+    assert (done.exit_code, message in done.output) == (2, True), done.output
+    assert "longer --context" not in done.output
+
+
+def test_a_model_without_its_tokenizer_names_the_file(model, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(loader, "_weights", None)
+    copy = Path(changed(model, tmp_path / "bare"))
+    for file in copy.glob("tokenizer*"):
+        file.unlink()
+    done = run(str(copy), "--text", text)
+    assert (done.exit_code, "it has no tokenizer.json; fetch" in done.output) == (2, True)
+    assert "sentencepiece" not in done.output
+
+
+def test_a_record_of_another_context_is_refused_before_the_model_loads(
+    model, text, tmp_path, monkeypatch
+):
+    record = tmp_path / "record.json"
+    first = ("--text", text, "--json", str(record), "--kv-cache-dtype", "bf16")
+    assert run(model, *first, "--context", "160").exit_code == 0
+    held = record.read_text()
+    monkeypatch.setattr(loader, "_weights", None)
+    for given, message in [
+        (("--context", "200"), "its context is 160, not 200"),
+        (("--context", "160", "--chunk-tokens", "32"), "its chunk_tokens is 256, not 32"),
+        (("--context", "160", "--page-tokens", "32"), "its page_tokens is 16, not 32"),
+    ]:
+        done = run(model, *first, *given)
+        assert (done.exit_code, message in done.output) == (2, True), done.output
+    assert record.read_text() == held
+
+
+def test_two_evaluations_never_write_one_record(model, text, tmp_path):
+    record = tmp_path / "record.json"
+    with claimed(record):
+        done = run(model, "--text", text, "--json", str(record))
+    assert done.exit_code == 2
+    assert f"another kvq eval writes '{record}' now (process {os.getpid()})" in done.output
+    assert not list(tmp_path.glob("record*"))
+
+
+def test_a_plot_that_was_there_is_left_as_it_was_by_a_refusal(model, tmp_path):
+    plot, absent = tmp_path / "plot.svg", tmp_path / "new.svg"
+    plot.write_text("mine")
+    for each in (plot, absent):
+        assert run(model, "--text", str(tmp_path / "no"), "--plot", str(each)).exit_code == 2
+    assert plot.read_text() == "mine" and not absent.exists()
+
+
+def test_a_model_that_makes_no_predictions_is_refused_and_nothing_is_kept(
+    model, text, tmp_path, evaluations
+):
+    copy, record = Path(changed(model, tmp_path / "nan")), tmp_path / "record.json"
+    weights = load_file(copy / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    done = run(str(copy), "--text", text, "--context", "160", "--json", str(record))
+    assert done.exit_code == 2, done.output
+    assert "logits of the model itself, over a cache in fp32, are not finite" in done.output
+    assert json.loads(record.read_text())["rows"] == [] and not list(evaluations.iterdir())
 
 
 def test_a_model_that_is_not_there(text):

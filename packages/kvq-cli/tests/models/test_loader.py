@@ -151,7 +151,7 @@ def drop_the_tokenizer(directory: Path) -> None:
     [
         (cut_short, "cannot be loaded"),
         (drop_a_weight, "1 weights are missing, model.norm.weight among them"),
-        (drop_the_tokenizer, "cannot be loaded"),
+        (drop_the_tokenizer, "it has no tokenizer.json"),
         (lambda d: edit(d / "config.json", intermediate_size=32), "cannot be loaded"),
         (lambda d: edit(d / "config.json", model_type="unheard-of"), "unheard-of"),
         (lambda d: edit(d / "config.json", hidden_size="x"), "cannot be loaded"),

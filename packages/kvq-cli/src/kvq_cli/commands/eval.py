@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvq_cli.commands import eval_options as o
-from kvq_cli.commands.messages import plain_errors, refuse, write_file
+from kvq_cli.commands.messages import check_file, plain_errors, refuse, write_file
 
 
 @plain_errors
@@ -30,8 +30,11 @@ def evaluate(
     from kvq_cli.evaluation.session import EvalOptions, Session
     from kvq_cli.quoting import quoted
 
-    if plot is not None and plot.suffix.lower() != ".svg":
-        refuse(f"--plot draws an SVG: the file's name must end in .svg, got {quoted(str(plot))}")
+    if plot is not None:
+        if plot.suffix.lower() != ".svg":
+            given = quoted(str(plot))
+            refuse(f"--plot draws an SVG: the file's name must end in .svg, got {given}")
+        check_file(plot, "plot")
     options = EvalOptions(
         model=model,
         text=text,
@@ -54,7 +57,7 @@ def evaluate(
         if session.record.get("rows"):
             for table in report.tables(session.record):
                 screen.table(table.title, table.columns, table.rows)
+            for note in report.notes(session.record):
+                screen.say(note)
             if plot is not None:
                 write_file(plot, scatter(session.record), "plot")
-    for note in report.notes(session.record):
-        screen.say(note)

@@ -47,6 +47,18 @@ def write_file(path: Path, text: str, what: str) -> None:
         refuse(f"the {what} cannot be written to {path}: {error.strerror}")
 
 
+def check_file(path: Path, what: str) -> None:
+    """Refuse a file that cannot be written, before what it is to hold is computed."""
+    new = not path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        refuse(f"the {what} cannot be written to {path}: {error.strerror}")
+
+
 def refuse(message: str, code: int = WRONG_INPUT) -> NoReturn:
     """End the program with a message, because of wrong input unless `code` says otherwise."""
     from rich.console import Console

@@ -12,6 +12,22 @@ STATEMENT = " The lighthouse number is"
 DEPTHS = (0.1, 0.5, 0.9)
 
 
+class NoRoomError(ConfigError):
+    """A needle that is longer than it may be.
+
+    Attributes
+    ----------
+    needed : tokens that its sentence and its question take
+    """
+
+    def __init__(self, length: int, needed: int) -> None:
+        super().__init__(
+            f"a needle of {length} tokens has no room for its sentence and its question, which "
+            f"take {needed}; give a longer --context"
+        )
+        self.needed = needed
+
+
 @dataclass(frozen=True, slots=True)
 class Needle:
     """Tokens that end with the answer.
@@ -32,7 +48,7 @@ def hide(
 ) -> Needle:
     """A needle of exactly `length` tokens: start, text, sentence, text, question, answer.
 
-    Raises `ConfigError` when sentence and question alone are longer.
+    Raises `NoRoomError` when sentence and question alone are longer.
     """
 
     def encode(words: str) -> list[int]:
@@ -44,10 +60,7 @@ def hide(
     sentence = [*statement, *answer, *encode(".")]
     room = length - len(start) - len(sentence) - len(statement) - len(answer)
     if room < 0:
-        raise ConfigError(
-            f"a needle of {length} tokens has no room for its sentence and its question, which "
-            f"take {length - room}; give a longer --context"
-        )
+        raise NoRoomError(length, length - room)
     before = round(room * depth)
     tokens = [*start, *text[:before], *sentence, *text[before:room], *statement, *answer]
     return Needle(tokens, depth, len(answer))

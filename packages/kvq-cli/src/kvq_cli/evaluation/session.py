@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +28,11 @@ from kvq_cli.config import (
 from kvq_cli.engine.cache import CacheChoice
 from kvq_cli.evaluation import evidence
 from kvq_cli.evaluation import record as records
+from kvq_cli.evaluation.claim import claimed
 from kvq_cli.evaluation.evaluator import REFERENCE, Evaluator, Progress
+from kvq_cli.evaluation.fingerprint import fingerprint
 from kvq_cli.evaluation.material import Material
+from kvq_cli.evaluation.needles import NoRoomError
 from kvq_cli.evaluation.texts import Text, read_text, tokenize
 from kvq_cli.models import attention, rotary
 from kvq_cli.models.loader import LoadedModel, load, read_config
@@ -93,9 +94,15 @@ class EvalOptions:
 
 @dataclass(slots=True)
 class Session:
-    """An evaluation that runs, and its record so far."""
+    """An evaluation that runs, and its record so far.
+
+    Attributes
+    ----------
+    material : that was cut before the model's weights were read
+    """
 
     record: dict[str, Any] = field(default_factory=dict)
+    material: Material | None = None
 
     def run(
         self,
@@ -104,6 +111,12 @@ class Session:
         progress: Progress = lambda *_: None,
     ) -> None:
         """Measure what the record lacks. All that can be refused is refused before weights load."""
+        if options.record is not None:
+            records.check_place(options.record)
+        with claimed(options.record):
+            self._run(options, report, progress)
+
+    def _run(self, options: EvalOptions, report: Callable[[str], None], progress: Progress) -> None:
         text = read_text(options.text)
         source = resolve(options.model)
         config = read_config(source)
@@ -112,6 +125,11 @@ class Session:
         torch.set_num_threads(machine.choose_threads(options.threads))
         device = machine.choose_device(options.device)
         dtype = machine.choose_dtype(options.dtype, device, config)
+        if shape.max_position < SHORTEST:
+            raise ConfigError(
+                f"the model was made for {shape.max_position} positions, and the shortest context "
+                f"that is evaluated has {SHORTEST}: it is too short to be evaluated"
+            )
         context = options.context or min(CONTEXT, shape.max_position)
         if context > shape.max_position:
             raise ConfigError(
@@ -119,6 +137,9 @@ class Session:
                 f"for; use at most {shape.max_position}"
             )
         formats = wanted_formats(options.formats, shape)
+        if options.record is not None:  # what is another evaluation's is known before it loads
+            known = {"model": {"name": source.name}, **_settings(options, text, context)}
+            records.finished(options.record, {**known, "software": _software()})
 
         def choose(name: str) -> CacheChoice:
             return choose_cache(name, shape, options.served, device, dtype)
@@ -126,7 +147,11 @@ class Session:
         for each in formats:
             choose(str(each))
         report(f"loading {source.name} ({options.model})")
-        loaded = load(source, dtype=dtype, device=device, progress=progress)
+
+        def cut(tokenizer: Any) -> None:
+            self.material = _material(tokenizer, text, options, context, shape)
+
+        loaded = load(source, dtype=dtype, device=device, progress=progress, check=cut)
         attention.install(loaded.model)
         rotary.settle(loaded.model, context)
         try:
@@ -154,27 +179,17 @@ class Session:
         progress: Progress = lambda *_: None,
     ) -> None:
         """The same with a model that is loaded and attends through kvq."""
-        tokens = tokenize(loaded.tokenizer, text)
-        material = Material.cut(
-            loaded.tokenizer, tokens, context=context, num_tokens=options.tokens
+        material = self.material or _material(
+            loaded.tokenizer, text, options, context, loaded.geometry
         )
+        settings = _settings(options, text, context)
         about = {
             "kind": records.KIND,
             "model": {"name": loaded.name, "fingerprint": fingerprint(loaded.model)},
-            "text": {
-                "name": text.name,
-                "sha256": text.sha256,
-                "tokens": sum(map(len, material.windows)),
-            },
-            "context": context,
-            "chunk_tokens": options.chunk_tokens,
-            "page_tokens": options.page_tokens,
+            **settings,
+            "text": {**settings["text"], "tokens": sum(map(len, material.windows))},
             "computed": _computed(loaded.model),
-            "software": {
-                "kvq": __version__,
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            "software": _software(),
         }
         rows = records.finished(options.record, about) if options.record is not None else {}
         names = dict.fromkeys((REFERENCE, *map(str, formats)))
@@ -226,15 +241,39 @@ def wanted_formats(texts: Sequence[str], shape: ModelGeometry) -> list[Formats]:
     return found
 
 
-def fingerprint(model: Any) -> str:
-    """What a model with other weights or another config has not."""
-    config = model.config.to_dict()
-    config.pop("_name_or_path", None)  # the same model may lie elsewhere
-    said = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, weights in model.named_parameters():
-        some = weights.detach().flatten()[:64].float().cpu().numpy()
-        said.update(name.encode() + some.tobytes())
-    return said.hexdigest()[:16]
+def _settings(options: EvalOptions, text: Text, context: int) -> dict[str, Any]:
+    """What a record says of an evaluation that is known before the model is loaded."""
+    return {
+        "text": {"name": text.name, "sha256": text.sha256},
+        "context": context,
+        "chunk_tokens": options.chunk_tokens,
+        "page_tokens": options.page_tokens,
+    }
+
+
+def _software() -> dict[str, str]:
+    return {
+        "kvq": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _material(
+    tokenizer: Any, text: Text, options: EvalOptions, context: int, shape: ModelGeometry
+) -> Material:
+    """What every format is given. ConfigError where the text, or the model, is too short."""
+    tokens = tokenize(tokenizer, text)
+    try:
+        return Material.cut(tokenizer, tokens, context=context, num_tokens=options.tokens)
+    except NoRoomError as error:
+        least = 2 * error.needed  # the shorter needles take half a context
+        if least <= shape.max_position:
+            raise
+        raise ConfigError(
+            f"the model was made for {shape.max_position} positions, and with its tokenizer a "
+            f"context of {least} is the shortest that is evaluated: it is too short"
+        ) from error
 
 
 def _computed(model: Any) -> str:

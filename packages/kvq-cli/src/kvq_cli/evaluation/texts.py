@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ def read_text(path: Path) -> Text:
     try:
         if path.name.endswith(".tar.gz"):
             return _article(path)
-        return Text(path.name, path.read_text(encoding="utf-8"))
+        content = path.read_text(encoding="utf-8")
     except OSError as error:
         raise TextError(
             f"the text {quoted(str(path))} cannot be read: {error.strerror or error}; give a file "
@@ -52,6 +54,11 @@ def read_text(path: Path) -> Text:
         raise TextError(
             f"the text {quoted(str(path))} is not UTF-8: {error.reason} at byte {error.start}"
         ) from error
+    if not content.strip():
+        raise TextError(
+            f"the text {quoted(str(path))} is empty; give a longer one, or fetch one: {FETCH}"
+        )
+    return Text(path.name, content)
 
 
 def _article(path: Path) -> Text:
@@ -62,8 +69,10 @@ def _article(path: Path) -> Text:
                     file := archive.extractfile(member)
                 ):
                     return Text(Path(ARTICLE).name, file.read().decode())
-    except tarfile.TarError as error:
-        raise TextError(f"{quoted(str(path))} is a damaged archive: {error}") from error
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+        # the lines after the first say how each way to read it failed
+        reason = (str(error).splitlines() or ["it is cut short"])[0].rstrip(":")
+        raise TextError(f"{quoted(str(path))} is a damaged archive: {reason}") from error
     raise TextError(
         f"{quoted(str(path))} holds no {ARTICLE}; of archives only the one is read that this "
         f"fetches: {FETCH}. Give any other text as a file of its own"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,7 @@ def load(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     cache_dir: Path | None = None,
+    check: Callable[[Any], None] = lambda _: None,
 ) -> LoadedModel:
     """A model's weights and tokenizer; a GGUF file is converted the first time.
 
@@ -83,6 +84,7 @@ def load(
     dtype : of the weights and of what is computed with them
     progress : called with a description, how much is done and how much there is
     cache_dir : of converted models; default the user's cache directory
+    check : given the tokenizer before weights are read; what it raises ends the loading
 
     Raises
     ------
@@ -97,12 +99,27 @@ def load(
         directory = convert(source.path, cache_dir=cache_dir, progress=progress)
     if progress:
         progress(f"loading {source.name}", 0, 1)
+    tokenizer = _tokenizer(directory)
+    check(tokenizer)
     with _explained(directory):
-        tokenizer = AutoTokenizer.from_pretrained(directory, **_LOCAL)
         model = _weights(directory, dtype).to(device)
     if progress:
         progress(f"loading {source.name}", 1, 1)
     return LoadedModel(model=model, tokenizer=tokenizer, geometry=facts, name=source.name)
+
+
+def _tokenizer(directory: Path) -> Any:
+    try:
+        with _explained(directory):
+            return AutoTokenizer.from_pretrained(directory, **_LOCAL)
+    except ModelLoadError as error:
+        if (directory / "tokenizer.json").is_file():
+            raise
+        # transformers tries whatever else there is, and complains of what that would need
+        raise ModelLoadError(
+            f"the model in {directory} cannot be loaded: it has no tokenizer.json; fetch that file "
+            "of the model, too"
+        ) from error
 
 
 def _weights(directory: Path, dtype: torch.dtype) -> Any:
