@@ -380,3 +380,21 @@ def test_what_was_measured_of_a_model_stands_beside_what_fits(tmp_path):
     shown = plan(str(tmp_path), "--budget", "8GiB").output
     assert "measured by kvq eval on 4,096 tokens of novel" in shown
     assert "What it does to the model" not in plan("demo", "--budget", "1GiB").output
+
+
+def test_a_kept_file_that_is_not_quite_right_costs_no_plan_and_is_named(tmp_path, evaluations):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama-3.1-8b"]))
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    row = {"format": "q8_0", "bytes_per_token": 9, "kl_mean": 0.01, "top1_agreement": 0.9}
+    other = row | {"format": "q5_9"}
+    text = {"name": "novel", "tokens": 4096}
+    evidence.keep(tmp_path, {"kind": "kvq eval", "text": text, "rows": [row, other]})
+    (file,) = evaluations.iterdir()
+    found = planned(str(tmp_path), "--budget", "8GiB")
+    assert by_format(found, "kl_mean")["q8_0"] == 0.01
+    assert f"{file} holds a format that this kvq does not know; the rest is used" in found["notes"]
+    for content in (json.dumps(row), file.read_text().replace("0.01", "null"), "[" * 100_000):
+        file.write_text(content)
+        found = planned(str(tmp_path), "--budget", "8GiB")
+        assert found["evaluated_on"] is None
+        assert any(str(file) in note and "ignored" in note for note in found["notes"])

@@ -100,17 +100,121 @@ def test_one_evaluation_is_kept_of_a_model_and_grows(saved, evaluations):
     assert evidence.known(saved).source == "200 tokens of other"
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "7", '{"rows": []}', '{"text": 1, "rows": [1]}'])
+@pytest.fixture
+def kept(saved):
+    """Keep a record; the formats that are held then, and what was said."""
+
+    def add(*record_of, **other):
+        said = []
+        path = evidence.keep(saved, record(*record_of, **other), said.append)
+        (words,) = said
+        assert words.startswith("not kept" if path is None else f"kept in {path}: ")
+        return [row.format for row in evidence.known(saved).rows], words
+
+    return add
+
+
+def test_fewer_tokens_never_replace_more(kept):
+    kept(100, "fp32", "q4_0")
+    held, words = kept(99, "fp32", "q4_0", "q8_0", "bf16")
+    assert held == ["fp32", "q4_0"] and "holds another of more tokens (100)" in words
+
+
+def test_an_evaluation_that_was_cut_off_before_its_first_format_replaces_none(kept):
+    assert kept(50, "fp32")[0] == ["fp32"]
+    assert kept(100, "fp32", text="other")[0] == ["fp32"]
+    assert kept(100, "fp32", "q4_0")[0] == ["fp32", "q4_0"]
+    held, words = kept(2000, "fp32")
+    assert held == ["fp32", "q4_0"] and "holds another of more formats" in words
+    assert kept(2000, "fp32", "q8_0")[0] == ["fp32", "q8_0"]
+
+
+def test_as_many_tokens_of_another_text_replace_only_with_all_formats_of_the_old(kept):
+    kept(100, "fp32", "q8_0", "q4_0")
+    held, words = kept(100, "fp32", "q8_0", "q6_0", text="other")
+    assert held == ["fp32", "q8_0", "q4_0"]
+    assert "as many tokens and more formats (q4_0)" in words
+    assert kept(100, "q8_0", "q4_0", "iso4", text="other")[0] == ["q8_0", "q4_0", "iso4"]
+
+
+def broken(**row):
+    found = record(10, "q8_0", "q4_0")
+    found["rows"][1] |= row
+    return json.dumps(found)
+
+
+WRONG = [
+    *("", "{", "[]", "7", "null", '{"rows": []}', '{"text": 1, "rows": [1]}', "[" * 100_000),
+    '{"a":' * 100_000,
+    *(json.dumps(record(10) | {"rows": rows}) for rows in (None, 7, [7], [None], [{}], [[]])),
+    *(broken(kl_mean=wrong) for wrong in (None, "0.1", [], True, float("nan"), float("inf"))),
+    *(broken(bytes_per_token=wrong) for wrong in (None, "9", float("-inf"), 10**400)),
+    *(broken(top1_agreement=wrong) for wrong in (None, {}, float("nan"))),
+    *(broken(format=wrong) for wrong in (None, 7, [], "\ud800")),
+    *(json.dumps(record(wrong, "q8_0")) for wrong in (None, "10", [], 1.5, True)),
+    *(json.dumps(record(10, "q8_0", text=wrong)) for wrong in (None, 7, "\ud800")),
+]
+
+
+@pytest.mark.parametrize("content", WRONG, ids=range(len(WRONG)))
 def test_what_is_no_evaluation_is_no_evidence_and_is_replaced(saved, evaluations, content):
-    (evaluations / f"{identity(saved)}.json").write_text(content)
+    file, shape = evaluations / f"{identity(saved)}.json", geometry(llama().config.to_dict())
+    assert evidence.notes(saved, shape) == ()
+    file.write_text(content)
     assert evidence.known(saved) is None
+    (note,) = evidence.notes(saved, shape)
+    assert str(file) in note and "ignored" in note
     assert evidence.keep(saved, record(10, "q8_0")) is not None
     assert evidence.known(saved) is not None
+    assert evidence.notes(saved, shape) == ()
 
 
-def test_a_home_that_cannot_be_written_costs_no_evaluation(saved, evaluations, monkeypatch):
-    monkeypatch.setattr(evidence, "directory", lambda: saved / "config.json" / "evaluations")
-    assert evidence.keep(saved, record(10, "q8_0")) is None
+def test_a_file_of_other_bytes_is_no_evidence(saved, evaluations):
+    (evaluations / f"{identity(saved)}.json").write_bytes(bytes(range(256)))
+    assert evidence.known(saved) is None
+
+
+def test_formats_that_this_version_or_the_model_does_not_know_are_passed_over(saved, evaluations):
+    shape = geometry(llama().config.to_dict())
+    evidence.keep(saved, record(10, "fp32", "q5_9", "k=q8_0,v=", "0-99:q4_0", "iso4", "q8_0", ""))
+    found = evidence.known(saved, shape)
+    assert [row.format for row in found.rows] == ["fp32", "q8_0"]
+    (note,) = evidence.notes(saved, shape)
+    assert f"{identity(saved)}.json" in note and "5 formats" in note
+
+
+@pytest.mark.parametrize("row", [{"kl_mean": float("nan")}, {"kl_mean": None}, {"format": 7}])
+def test_figures_that_are_none_are_not_kept_and_cost_nothing_that_was(saved, row):
+    evidence.keep(saved, record(10, "q4_0"))
+    worse, said = record(10, "q8_0"), []
+    worse["rows"][0] |= row
+    assert evidence.keep(saved, worse, said.append) is None
+    (words,) = said
+    assert words.startswith("not kept") and "not all of its figures are finite numbers" in words
+    assert [each.format for each in evidence.known(saved).rows] == ["q4_0"]
+
+
+def test_a_home_that_cannot_be_written_costs_no_evaluation_and_is_named(saved, monkeypatch):
+    for place in (saved / "config.json", saved / "config.json" / "evaluations"):
+        monkeypatch.setattr(evidence, "directory", lambda place=place: place)
+        said = []
+        assert evidence.keep(saved, record(10, "q8_0"), said.append) is None
+        (words,) = said
+        assert words.startswith("not kept for kvq serve and kvq plan: ") and str(place) in words
+
+
+def test_a_file_that_cannot_be_replaced_is_named(saved, evaluations):
+    (evaluations / f"{identity(saved)}.json").mkdir()
+    said = []
+    assert evidence.keep(saved, record(10, "q8_0"), said.append) is None
+    (words,) = said
+    assert str(evaluations) in words and words.endswith("cannot be written: Is a directory")
+
+
+def test_a_place_without_weights_says_why_nothing_is_kept():
+    said = []
+    assert evidence.keep(Path("nowhere"), record(10, "q8_0"), said.append) is None
+    assert "no weights" in said[0]
 
 
 def load_instead(monkeypatch, module, model):
@@ -135,18 +239,28 @@ def test_an_evaluation_is_kept_for_the_server_even_when_it_is_interrupted(
     assert [row.format for row in evidence.known(saved).rows] == ["fp32", "q8_0"]
     assert "kvq serve and kvq plan go by it" in said[-1]
 
+    def until_q8_0(name, done, total):
+        if name == "q8_0":
+            raise KeyboardInterrupt
+
+    longer = EvalOptions(str(saved), text, ("q8_0",), context=160, tokens=320, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        Session().run(longer, said.append, until_q8_0)
+    assert [row.format for row in evidence.known(saved).rows] == ["fp32", "q8_0"]
+    assert "not kept for kvq serve and kvq plan" in said[-1] and "more formats" in said[-1]
+
 
 @pytest.fixture
 def serve(tmp_path, monkeypatch):
     """What a server says of quality when it starts with a model, and what was computed for it."""
 
-    def start(model, cache_dtype, **options):
+    def start(model, cache_dtype, report=lambda _: None, **options):
         path = tmp_path / "served"
         model.save_pretrained(path)
         load_instead(monkeypatch, compose, model)
         common = {"device": "cpu", "num_tokens": 512, "dtype": "float32"}
         wanted = ServeOptions(str(path), kv_cache_dtype=cache_dtype, **{**common, **options})
-        return build_engine(wanted).summary
+        return build_engine(wanted, report).summary
 
     return start
 
@@ -184,6 +298,17 @@ def test_where_a_format_was_measured_the_server_says_so_and_looks_no_further(
     (words,) = harm(serve(outlying(), "q4_0"))
     assert "this model: mean KL" in words and "safer: k=q8_0,v=q4_0" in words
     assert "320 tokens of letters" in words
+
+
+def test_a_server_starts_beside_a_kept_file_that_is_no_evaluation_and_names_it(
+    serve, tmp_path, evaluations
+):
+    llama().save_pretrained(tmp_path / "served")
+    file = evaluations / f"{identity(tmp_path / 'served')}.json"
+    file.write_text(broken(kl_mean=None))
+    said = []
+    serve(llama(), "auto", report=said.append)
+    assert any(str(file) in words and "ignored" in words for words in said)
 
 
 def test_a_short_start_on_a_cpu_whatever_the_model():

@@ -36,15 +36,15 @@ def plan(
     from kvq_cli.commands import plan_view
     from kvq_cli.commands.sizes import parse_bytes, parse_lengths
     from kvq_cli.config import filled_in, geometry, parse_formats
-    from kvq_cli.evaluation.evidence import known
+    from kvq_cli.evaluation import evidence as evaluations
     from kvq_cli.models.raw_config import find_config, raw_config
     from kvq_cli.serve_options import GRAPH_ROWS
     from kvq_cli.sizing import Limits, default_snapshots
 
     name, path = find_config(config if config is not None else str(model))
     said = raw_config(path)
-    evidence = known(path)
     shape = geometry(said)
+    evidence = evaluations.known(path, shape)
     grouped = shape.index is not None and shape.index.ratio > 1
     limits = Limits(
         shape.max_position,
@@ -64,7 +64,11 @@ def plan(
     wanted = [parse_formats(text, shape) for text in (*measured, *(kv_cache_dtype or ()))]
     formats = {str(each): each for each in (*planner.formats(), *wanted)}
     rows = planner.capacities(formats.values())
-    notes = [*plan_view.assumptions(filled_in(said)), *plan_view.notes(planner, rows, evidence)]
+    notes = [
+        *plan_view.assumptions(filled_in(said)),
+        *evaluations.notes(path, shape),
+        *plan_view.notes(planner, rows, evidence),
+    ]
     if plot is not None:
         title, *subtitles = plan_view.titles(name, planner)
         write_file(plot, bar_chart(title, subtitles, rows), "plot")
