@@ -165,8 +165,8 @@ class Session:
                 progress,
             )
         finally:  # what is finished is evidence, whatever ended the rest
-            if self.record.get("rows") and (kept := evidence.keep(source.path, self.record)):
-                report(f"kept in {kept}: kvq serve and kvq plan go by it")
+            if self.record.get("rows"):
+                evidence.keep(source.path, self.record, report)
 
     def evaluate(
         self,
