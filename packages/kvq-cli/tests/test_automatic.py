@@ -12,10 +12,11 @@ from geometries import shape
 from published import CONFIGS
 
 import kvq_codecs
-from kvq_cli.automatic import LADDER, automatic, check_context, room_for, state_notes
+from kvq_cli.automatic import automatic, check_context, room_for, state_notes
 from kvq_cli.choosing import choose_cache
 from kvq_cli.config import ConfigError, ModelGeometry, geometry, parse_cache_dtype
 from kvq_cli.evaluation.evidence import Evidence, Measured
+from kvq_cli.ladder import LADDER
 from kvq_cli.models.source import ModelSource
 from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Budget
@@ -111,7 +112,12 @@ def test_codecs_that_do_not_store_the_models_rows_are_passed_over():
 
 def test_formats_that_are_known_to_ruin_a_model_are_passed_over():
     gemma = replace(MODEL, model_type="gemma3_text")
-    assert automatic(room(needed("iso3"), gemma, max_model_len=CONTEXT))[0] == "q4_0"
+    small = room(needed("iso3"), gemma, max_model_len=CONTEXT)
+    chosen, why = automatic(small)
+    assert chosen == "q4_0"
+    assert "fit in no format that this model bears, as far as is known; q4_0, the smallest," in why
+    with pytest.raises(ConfigError, match="it fits in no format that this model bears"):
+        checked(small, "q4_0")
 
 
 def checked(found: Any, name: str) -> None:
@@ -203,7 +209,8 @@ def test_of_measured_formats_the_nearest_that_fits_is_taken():
 def test_what_was_measured_is_said():
     found = replace(room(needed(PAIR), max_model_len=CONTEXT), evidence=measured(**KNOWN))
     small = replace(room(needed("q4_0") - 1, max_model_len=CONTEXT), evidence=measured(**KNOWN))
-    assert "fit in no format that was measured; q4_0, the smallest," in automatic(small)[1]
+    assert "fit in no format that this model bears" in automatic(small)[1]
+    assert "the nearest to fp32 of the measured formats in which they do" in automatic(found)[1]
     assert automatic(found)[1].endswith(
         "measured on a text: mean KL 0.03, 90.0% of the fp32 cache's next tokens"
     )
@@ -221,3 +228,69 @@ def test_what_was_measured_is_said():
 def test_a_context_that_nobody_asked_for_costs_no_more_than_is_harmless(kl, taken):
     found = replace(room(needed("iso3", context=MODEL.max_position)), evidence=measured(**kl))
     assert automatic(found)[0] == taken
+
+
+def taken(name: str, evidence: Evidence | None, **options: Any) -> tuple[str, str]:
+    """What is taken, and why, where the asked context just fits in a format."""
+    wanted = {"max_model_len": CONTEXT} | options
+    return automatic(replace(room(needed(name), **wanted), evidence=evidence))
+
+
+@pytest.mark.parametrize("name", LADDER)
+@pytest.mark.parametrize("kl", [{}, {"q8_0": 5e-4}, {"q4_0": 0.17}, {"nvfp4": 0.09}])
+def test_a_format_that_was_not_measured_stays_on_the_ladder(name, kl):
+    """Whoever tried one format is served no worse than who tried none."""
+    chosen, why = taken(name, measured(**kl))
+    assert chosen == name
+    if name in kl:
+        assert "the nearest to fp32 of the measured formats in which they do" in why
+        assert "measured on a text: mean KL" in why
+    else:
+        assert "expected to be the most exact format in which they do; it was not measured" in why
+        assert "mean KL" not in why
+
+
+def test_of_as_many_bytes_the_measured_one_is_taken_unless_it_harms():
+    assert taken("q6_0", measured(**{PAIR: 0.03}))[0] == PAIR
+    assert taken("q6_0", measured(**{PAIR: 0.3}))[0] == "q6_0"
+    assert taken("q6_0", measured(**{"k=q4_0,v=q8_0": 0.16}))[0] == "q6_0"
+
+
+def test_no_unmeasured_format_is_thought_better_than_a_finer_one_that_was_measured():
+    evidence = measured(q8_0=0.3, nvfp4=0.04)
+    assert taken("q8_0", evidence)[0] == taken("q6_0", evidence)[0] == "nvfp4"
+    # that keys do not bear a rotation says nothing of a format without
+    assert taken("q6_0", measured(**{"k=iso4,v=q8_0": 0.8}))[0] == "q6_0"
+
+
+@pytest.mark.parametrize("name", ["iso4", "iso3"])
+def test_what_ruins_is_not_taken_nor_what_must_be_expected_to(name):
+    chosen, why = taken(name, measured(iso4=1.4))
+    assert chosen == "q4_0"
+    assert "fit in no format that this model bears, as far as is known; q4_0, the smallest" in why
+    with pytest.raises(ConfigError, match="it fits in no format that this model bears"):
+        found = replace(room(needed(name), max_model_len=CONTEXT), evidence=measured(iso4=1.4))
+        checked(found, "q4_0")
+
+
+@pytest.mark.parametrize("max_model_len", [None, CONTEXT])
+def test_where_all_that_was_measured_ruins_sixteen_bits_are_taken_and_the_words_agree(
+    max_model_len,
+):
+    evidence = measured(q8_0=2.0, q4_0=2.0)
+    chosen, why = taken("q6_0", evidence, max_model_len=max_model_len)
+    assert chosen == "bf16"
+    assert "nor in bf16" not in why and "would take" not in why
+
+
+def test_what_a_longer_context_would_cost_is_said():
+    context = MODEL.max_position
+    found = replace(room(needed("q4_0", context=context)), evidence=measured(q4_0=0.17))
+    chosen, why = automatic(found)
+    assert chosen == "q8_0"
+    assert "--max-model-len 131072 would take q4_0 (mean KL 0.17, 90.0%" in why
+    found = replace(found, evidence=measured(q8_0=5e-4))
+    assert "would take q4_0 (not measured)" in automatic(found)[1]
+    _, why = automatic(replace(found, evidence=measured(q8_0=0.02)))
+    assert "do not fit in bf16; bf16 is taken" in why
+    assert "no smaller format is known to be harmless to this model" in why

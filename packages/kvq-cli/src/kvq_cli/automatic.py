@@ -1,12 +1,12 @@
 """The format that `--kv-cache-dtype auto` takes, and what is said where an asked one is too large.
 
-The first of a ladder, from the most exact to the smallest, in which the asked context fits: of what
-was measured of the model itself, or else of codecs as they are known.
+The first of a ladder, from the most exact to the smallest, in which the asked context fits: codecs
+as they are known, and among them what was measured of the model itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,16 +21,13 @@ from kvq_cli.config import (
     parse_formats,
     quality_notes,
 )
-from kvq_cli.evaluation.evidence import HARMLESS, Evidence, known
+from kvq_cli.evaluation.evidence import HARMLESS, RUINS, Evidence, known
+from kvq_cli.ladder import DEFAULT, LADDER, ordered, rung
 from kvq_cli.models.source import ModelSource
 from kvq_cli.models.weight_bytes import weight_bytes
 from kvq_cli.serve_options import ServeOptions
 from kvq_cli.sizing import Limits
 from kvq_pools import Budget, BudgetError, PoolPlan
-
-# Each errs more and takes less than the one before; a test holds them to it.
-LADDER = ("q8_0", "q6_0", "k=q6_0,v=q4_0", "q4_0", "iso4", "iso3")
-DEFAULT = "q8_0"  # where nobody asked for a context: without evidence no rung below it is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,32 +77,66 @@ class Room:
         return self.context(plan) >= self.asked
 
     @property
-    def ladder(self) -> tuple[str, ...]:
-        """Formats from the most exact to the smallest, without known harm to the model."""
-        exact = "fp16" if self.dtype == torch.float16 else "bf16"
-        if self.evidence is not None:
-            assumed = () if self.evidence[DEFAULT] else (DEFAULT,)  # harmless until it is measured
-            return (exact, *assumed, *(row.format for row in self.evidence.ladder))
-        known = (exact, *LADDER)
+    def exact(self) -> str:
+        """The format of 16 bits that is nearest to what is computed."""
+        return "fp16" if self.dtype == torch.float16 else "bf16"
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The ladder, without what is known to harm the model, and all that was measured."""
         shape = self.shape
-        return tuple(n for n in known if not quality_notes(shape, parse_formats(n, shape)))
+        rows = () if self.evidence is None else self.evidence.rows
+        measured = [row.format for row in rows]
+        known = (
+            name
+            for name in LADDER
+            if name in measured or not quality_notes(shape, parse_formats(name, shape))
+        )
+        return tuple(dict.fromkeys((self.exact, *known, *measured)))
 
     def default(self, served: Sequence[str]) -> str:
         """The smallest of the served rungs that is taken where nobody asked for a context."""
         if self.evidence is None:
             return DEFAULT
         rows = {name: self.evidence[name] for name in served}
-        harmless = [name for name, row in rows.items() if row is None or row.kl <= HARMLESS]
+        assumed = (self.exact, DEFAULT)  # harmless until they are measured
+        harmless = [
+            name
+            for name, row in rows.items()
+            if (name in assumed if row is None else row.kl <= HARMLESS)
+        ]
         return harmless[-1] if harmless else DEFAULT
 
-    def served(self) -> Iterator[tuple[str, PoolPlan]]:
-        """The rungs that a backend serves, and their pools."""
+    def served(self) -> list[tuple[str, PoolPlan]]:
+        """Formats that a backend serves, from the most exact to the smallest, and their pools."""
         means = self.options, self.device, self.dtype
-        for name in self.ladder:
+        plans: dict[str, PoolPlan] = {}
+        for name in self.candidates:
             try:
-                yield name, choose_cache(name, self.shape, *means).plan
+                plans[name] = choose_cache(name, self.shape, *means).plan
             except (CacheFormatError, UnsupportedError):
                 continue
+        sizes = {name: self._request_bytes(plan) for name, plan in plans.items()}
+        most = sizes.get(self.exact)
+        rungs = [
+            rung(name, size, self.evidence)
+            for name, size in sizes.items()
+            if name != self.exact and (most is None or size < most)
+        ]
+        names = [each.name for each in ordered(rungs)]
+        return [(name, plans[name]) for name in ([self.exact] if most is not None else []) + names]
+
+    def _request_bytes(self, plan: PoolPlan) -> int:
+        """Bytes of a cache that holds the longest request that is asked for."""
+        return plan.nbytes(self.limits.request_pages(self.shape, self.asked))
+
+    @property
+    def nothing(self) -> str:
+        """What holds the asked context where no rung does, in words."""
+        rows = () if self.evidence is None else self.evidence.rows
+        if {*LADDER} <= {*self.candidates} and all(row.kl < RUINS for row in rows):
+            return "no format"
+        return "no format that this model bears, as far as is known"
 
 
 def room_for(
@@ -131,7 +162,7 @@ def room_for(
     limits = limits_of(context, options, shape, dtype, device)
     states = limits.state_bytes(shape) + limits.snapshot_bytes(shape)
     budget = Budget(free, free - weights, ratio, other_pools_bytes=states)
-    return Room(shape, options, device, dtype, limits, budget, known(source.path))
+    return Room(shape, options, device, dtype, limits, budget, known(source.path, shape))
 
 
 def limits_of(
@@ -182,7 +213,7 @@ def automatic(room: Room) -> tuple[str, str]:
 
 
 def _chosen(room: Room) -> tuple[str, str]:
-    served, asked = list(room.served()), f"{room.asked:,} tokens of context"
+    served, asked = room.served(), f"{room.asked:,} tokens of context"
     taken, names = "is taken for the KV cache", [name for name, _ in served]
     fitting = next((name for name, plan in served if room.fits(plan)), None)
     default = room.default(names)
@@ -192,17 +223,32 @@ def _chosen(room: Room) -> tuple[str, str]:
         return fitting, f"{fitting} {taken}: {asked} fit in 16 bits a value"
     if fitting is not None and (room.context_asked or enough):
         return fitting, (
-            f"{asked} do not fit in {names[0]}; {fitting} {taken}, the most exact format in which "
-            "they do; --kv-cache-dtype names another"
+            f"{asked} do not fit in {names[0]}; {fitting} {taken}, {_merit(room, fitting)}; "
+            "--kv-cache-dtype names another"
         )
     if fitting is not None or not room.context_asked or not names:
         smaller = f"; --max-model-len {room.asked} would take {fitting}" if fitting else ""
+        if fitting is not None and room.evidence is not None:
+            smaller += f" ({room.evidence[fitting] or 'not measured'})"
+        if default == room.exact:
+            return default, (
+                f"{asked} do not fit in {default}; {default} {taken}: no smaller format is known "
+                f"to be harmless to this model{smaller}"
+            )
         return (
             default,
             f"{asked} do not fit in 16 bits a value nor in {default}; {default} {taken}{smaller}",
         )
-    none = "no format" if room.evidence is None else "no format that was measured"
-    return names[-1], f"{asked} fit in {none}; {names[-1]}, the smallest, {taken}"
+    return names[-1], f"{asked} fit in {room.nothing}; {names[-1]}, the smallest, {taken}"
+
+
+def _merit(room: Room, name: str) -> str:
+    """Why the first rung that fits is taken."""
+    if room.evidence is None:
+        return "the most exact format in which they do"
+    if room.evidence[name] is None:
+        return "expected to be the most exact format in which they do; it was not measured"
+    return "the nearest to fp32 of the measured formats in which they do"
 
 
 def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:
@@ -226,7 +272,7 @@ def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:
         return
     longest = room.context(plan)
     fitting = [name for name, other in room.served() if room.fits(other)]
-    instead = f"it fits in {', '.join(fitting)}" if fitting else "it fits in no format"
+    instead = f"it fits in {', '.join(fitting)}" if fitting else f"it fits in {room.nothing}"
     raise ConfigError(
         f"{given} does not fit in a cache of {cache_dtype}: "
         f"{f'at most {longest:,} tokens do' if longest else 'no request does'}. With this memory "
