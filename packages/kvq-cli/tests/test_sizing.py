@@ -15,6 +15,7 @@ from published import CONFIGS
 from kvq_cli import compose, sizing
 from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.config import CacheFormat, ConfigError, ModelGeometry, build_plan, geometry
+from kvq_cli.models.loader import LoadedModel
 from kvq_cli.models.source import ModelSource
 from kvq_cli.sizing import Limits, Sizing
 from kvq_pools import Budget, BudgetError, Pool, PoolPlan
@@ -135,9 +136,8 @@ def serve(monkeypatch):
         monkeypatch.setattr(compose, "resolve", lambda _: source)
         monkeypatch.setattr(compose, "read_config", lambda _: config)
         monkeypatch.setattr(compose.machine, "free_bytes", lambda _: free.pop(0))
-        loaded = SimpleNamespace(
-            model=None, tokenizer=None, name="qwen", geometry=geometry(config.to_dict())
-        )
+        model, shape = torch.nn.Linear(1, 1), geometry(config.to_dict())
+        loaded = LoadedModel(model, None, shape, "qwen")
         monkeypatch.setattr(compose, "load", lambda *_, **__: loaded)
         monkeypatch.setattr(compose.attention, "install", lambda _: None)
         build_engine(ServeOptions("qwen", device="cpu", dtype="bfloat16", **options))

@@ -31,14 +31,14 @@ from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import EngineSummary
 from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.engine.states import StatePool
-from kvq_cli.evaluation import probe
+from kvq_cli.evaluation import evidence, probe
 from kvq_cli.models import attention, rotary
 from kvq_cli.models.compiled import compile_parts
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import LoadedModel, load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
-from kvq_pools import Pool
+from kvq_pools import Budget, Pool
 
 __all__ = ["ServeOptions", "assemble", "build_engine", "choose_cache", "make_plan"]
 
@@ -72,14 +72,14 @@ def build_engine(
     sizing.num_pages(shape, choice.plan, limits, bare, options.size_tokens)
     check_context(room, choice.cache_dtype, choice.plan)
 
-    for note in declared:
+    for note in (*declared, *evidence.notes(source.path, shape)):
         report(note)
     report(f"attention: {choice.backends}")
     choice = checked_cache(choice, shape, options, device, dtype)
     report(f"attention {_checked(choice)}")
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
-    measured = replace(budget, free_after_bytes=machine.free_bytes(device))
+    measured = replace(budget, free_after_bytes=_left(budget, loaded, device))
     num_pages = sizing.num_pages(shape, choice.plan, limits, measured, options.size_tokens)
     attention.install(loaded.model)
     rotary.settle(loaded.model, limits.context)
@@ -201,11 +201,23 @@ def assemble(
     )
 
 
+def _left(budget: Budget, loaded: LoadedModel, device: torch.device) -> int:
+    """Bytes that are free beside a loaded model.
+
+    On a CPU weights may be a file that is mapped, which the system counts as memory that could be
+    had until they are read, and again as soon as they have been. A step reads all of them.
+    """
+    free = machine.free_bytes(device)
+    if device.type != "cpu":
+        return free
+    return min(free, max(0, budget.free_before_bytes - loaded.weight_bytes))
+
+
 def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str], tuple[str, ...]]:
     """Format → what is known of its harm to the model, by its evaluation or tried on the spot."""
-    evidence, shape, name = room.evidence, room.shape, choice.cache_dtype
-    if evidence is not None and evidence[name] is not None:
-        return evidence.warnings
+    measured, shape, name = room.evidence, room.shape, choice.cache_dtype
+    if measured is not None and measured[name] is not None:
+        return measured.warnings
     # by the reference: what is tried is the format, and kernels for it take long to compile
     tried = replace(
         room.options,
@@ -222,7 +234,7 @@ def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str
     )
 
     def of(other: str) -> tuple[str, ...]:
-        known = evidence.warnings(other) if evidence is not None else ()
+        known = measured.warnings(other) if measured is not None else ()
         return known or (found if other == name else ())
 
     return of

@@ -47,6 +47,11 @@ class LoadedModel:
     geometry: ModelGeometry
     name: str
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights; what several layers share counts once."""
+        return sum(weights.nbytes for weights in self.model.parameters())
+
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
     """A model's config, without its weights and before any conversion: cheap enough to refuse by.
