@@ -273,11 +273,12 @@ def test_what_ruins_is_not_taken_nor_what_must_be_expected_to(name):
         checked(found, "q4_0")
 
 
+@pytest.mark.parametrize("kl", [{}, {"bf16": 2.0}])
 @pytest.mark.parametrize("max_model_len", [None, CONTEXT])
 def test_where_all_that_was_measured_ruins_sixteen_bits_are_taken_and_the_words_agree(
-    max_model_len,
+    max_model_len, kl
 ):
-    evidence = measured(q8_0=2.0, q4_0=2.0)
+    evidence = measured(q8_0=2.0, q4_0=2.0, **kl)
     chosen, why = taken("q6_0", evidence, max_model_len=max_model_len)
     assert chosen == "bf16"
     assert "nor in bf16" not in why and "would take" not in why

@@ -105,7 +105,7 @@ class Room:
             for name, row in rows.items()
             if (name in assumed if row is None else row.kl <= HARMLESS)
         ]
-        return harmless[-1] if harmless else DEFAULT
+        return harmless[-1] if harmless else self.exact
 
     def served(self) -> list[tuple[str, PoolPlan]]:
         """Formats that a backend serves, from the most exact to the smallest, and their pools."""
