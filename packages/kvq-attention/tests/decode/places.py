@@ -7,7 +7,7 @@ skipped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,15 +159,20 @@ def each_place(places: Iterable[Place] = EVERYWHERE) -> Mark:
 
 
 def each_codec(
-    codecs: Iterable[str] = kvq_codecs.names(), places: Iterable[Place] = EVERYWHERE
+    codecs: Collection[str] = kvq_codecs.names(),
+    places: Iterable[Place] = EVERYWHERE,
+    on_gpu: Collection[str] = (),
 ) -> Mark:
-    """Run a test in each place with each of the codecs that its backend has kernels for."""
+    """Run a test in each place with each of the codecs that its backend has kernels for.
+
+    `on_gpu`: further codecs, for which the interpreter would take long.
+    """
     return pytest.mark.parametrize(
         ("codec", "place"),
         [
             pytest.param(codec, place, marks=place.marks, id=f"{codec}-{place}")
-            for codec in codecs
+            for codec in (*codecs, *on_gpu)
             for place in places
-            if codec in place.codecs
+            if codec in place.codecs and (codec in codecs or place is not INTERPRETED)
         ],
     )

@@ -34,7 +34,7 @@ def lengths(least: int) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("scoring", ["plain", "all"])
-@each_codec(("q4_0", "iso3"), TRITONS)
+@each_codec(("q4_0",), TRITONS, on_gpu=["iso3"])
 def test_parts_are_merged(codec: str, scoring: str, place: Place, least: int) -> None:
     given = scoring_of(scoring, 6, 128, place.device)
     if "window" in given:

@@ -75,7 +75,7 @@ def test_two_codecs_of_which_one_may_be_plain(codecs: tuple[str, str], place: Pl
     check_output(scene, extend(place, scene))
 
 
-@each_codec(("q4_0", "iso3"), TRITONS)
+@each_codec(("q4_0",), TRITONS, on_gpu=["iso3"])
 def test_a_smaller_scratch_takes_heads_and_parts_in_turn(
     codec: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
