@@ -18,7 +18,7 @@ pytestmark = ieee
 
 
 @pytest.mark.parametrize("given", [{}, {"window": 50, "softcap": 3.0}], ids=["plain", "window"])
-@each_codec(("q4_0", "iso3"), TRITONS)
+@each_codec(("q4_0",), TRITONS, on_gpu=["iso3"])
 def test_p074_a_request_gets_the_same_bits_in_any_company(
     codec: str, given: dict[str, Any], place: Place
 ) -> None:
@@ -149,7 +149,7 @@ def test_a_length_beyond_the_table_reads_no_other_requests_pages(
         assert torch.equal(out, clean)
 
 
-@each_codec(("q4_0", "iso3"), [INTERPRETED])
+@each_codec(("q4_0",), [INTERPRETED])
 def test_pages_that_a_window_left_behind_are_not_needed(codec: str, place: Place) -> None:
     scene = scene_of(place, codec, dim=128, lengths=(70, 64, 97), queries=(4, 6, 30))
     window = 16  # the earliest query, at 58, sees positions from 43 on: pages 0 and 1 are gone

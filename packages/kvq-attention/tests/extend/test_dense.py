@@ -125,7 +125,7 @@ def test_an_infinity_shows_in_the_rows_that_see_it_and_in_no_others(
         judge(out[:-1], clean[:-1].double(), out.dtype)
 
 
-@each_codec(("q4_0", "bf16"), TRITONS, on_gpu=["iso3"])
+@each_codec(("q4_0",), TRITONS, on_gpu=["iso3", "bf16"])
 def test_a_smaller_bound_takes_heads_and_parts_in_turn(
     codec: str, place: Place, monkeypatch: pytest.MonkeyPatch, served: list[int]
 ) -> None:
@@ -188,7 +188,7 @@ def test_p074_a_request_gets_the_same_bits_in_any_company(place: Place, served: 
 def test_padding_gives_zero_and_bad_pages_nan(place: Place, served: list[int]) -> None:
     scene = built(place, "q8_0")
     clean, batch = densely(place, scene), scene.batch()
-    for request, column in ((1, 1), (3, 0), (3, 8)):
+    for request, column in ((1, 1), (3, 8)):
         page_table = batch.tables[TIER].page_table.clone()
         page_table[request, column] = -1
         out = densely(place, scene, with_table(batch, page_table))

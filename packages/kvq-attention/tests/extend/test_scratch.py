@@ -58,7 +58,7 @@ def test_every_codec(codec: str, place: Place) -> None:
     check_output(scene, out)
 
 
-@each_codec(("q4_0", "iso3"), TRITONS)
+@each_codec(("q4_0",), TRITONS, on_gpu=["iso3"])
 def test_a_scratch_gives_what_the_loop_gives(codec: str, place: Place) -> None:
     scene, given = built(place, codec), scoring_of("all", 4, 128, place.device)
     out = extend(place, scene, **given)
@@ -142,7 +142,7 @@ def test_p074_a_route_does_not_depend_on_company(place: Place) -> None:
 def test_padding_gives_zero_and_bad_pages_nan(place: Place) -> None:
     scene = built(place, "q8_0")
     clean, batch = extend(place, scene), scene.batch()
-    for request, column in ((1, 1), (3, 0), (3, 6)):
+    for request, column in ((1, 1), (3, 6)):
         page_table = batch.tables[TIER].page_table.clone()
         page_table[request, column] = -1
         out = extend(place, scene, batch=with_table(batch, page_table))
