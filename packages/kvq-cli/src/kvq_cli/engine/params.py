@@ -116,8 +116,14 @@ class SamplingParams:
     @property
     def looks_back(self) -> bool:
         """Whether a draw needs to know the tokens before it, or tells more than the token."""
-        penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
-        return any(penalties) or self.logprobs is not None
+        return self.penalized or self.logprobs is not None
+
+    @property
+    def penalized(self) -> bool:
+        """Whether what was said so far changes what is said next."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty
+        )
 
 
 @dataclass(frozen=True, slots=True)

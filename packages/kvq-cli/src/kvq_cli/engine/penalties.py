@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kvq_cli.engine.params import SamplingParams
 from kvq_cli.engine.request import Request
 
 
@@ -36,7 +35,7 @@ def penalized(scores: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor
     found = [
         (row, request.params, *_distinct(request))
         for row, request in enumerate(requests)
-        if has_penalty(request.params)
+        if request.params.penalized
     ]
     if not found:
         return scores
@@ -58,13 +57,6 @@ def penalized(scores: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor
     old = scores[place]
     new = torch.where(old > 0, old / how[0], old * how[0]) - how[1]
     return scores.index_put(place, new)
-
-
-def has_penalty(params: SamplingParams) -> bool:
-    """Whether what was said so far changes what is said next."""
-    return bool(
-        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
-    )
 
 
 def _distinct(request: Request) -> tuple[np.ndarray, np.ndarray]:
