@@ -15,8 +15,9 @@ from kvq_attention import SUPPORT
 
 from . import proofs
 from .backends import gpu, third
+from .interpreted import products_in_order
 
-__all__ = ["gpu", "third"]  # fixtures of several files
+__all__ = ["gpu", "products_in_order", "third"]  # fixtures of several files
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, which is later

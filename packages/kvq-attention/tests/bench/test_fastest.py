@@ -69,6 +69,17 @@ def test_a_case_may_be_lost_by_little_but_not_to_bf16(small, verdict):
     assert taken(*split) == taken(both)
 
 
+def test_formats_that_are_not_packed_may_lose_a_case_by_little():
+    """Beside the other backend they are the bf16 that is the fastest, or as slow."""
+    cases = [({"cuda": 50.0, "triton": 80.0}, 50.0), ({"cuda": 21.0, "triton": 20.0}, 20.0)]
+    for codec, verdict in (("bf16", True), ("fp16", True), ("q8_0", False)):
+        records = [
+            record(times, bf16=best, case=f"{i}x2k", codec=codec)
+            for i, (times, best) in enumerate(cases, 1)
+        ]
+        assert bool(taken(*records)) == verdict, codec
+
+
 @pytest.mark.parametrize("error", [None, 1.0])
 def test_what_is_wrong_is_not_taken_however_fast(error):
     both = together(

@@ -24,22 +24,24 @@ LONGEST = 2**31 - 1
 WINDOWS = (None, 1, 100, 5000)
 # Sizes of chunks: those of the package, and others whose edges lie close together.
 SIZES = (
-    items.constants(),
+    {"alone": items.ALONE_OF_FEW, **items.constants()},
+    {"alone": items.ALONE_OF_MANY, **items.constants()},
     {
-        **{"ALONE_TOKENS": 64, "CHUNK_STEP": 32, "SPREAD": 512},
+        **{"alone": 64, "CHUNK_STEP": 32, "SPREAD": 512},
         **{"SMALLEST_CHUNK": 32, "LARGEST_CHUNK": 96, "MOST_CHUNKS": 8},
     },
     {
-        **{"ALONE_TOKENS": 1024, "CHUNK_STEP": 128, "SPREAD": 2**18},
+        **{"alone": 1024, "CHUNK_STEP": 128, "SPREAD": 2**18},
         **{"SMALLEST_CHUNK": 256, "LARGEST_CHUNK": 1024, "MOST_CHUNKS": 128},
     },
 )
 
 KERNELS = """
 #include "items.cuh"
-extern "C" GLOBAL void cut_all(const i32* given, i32* out, int count, int reach, int window) {
+extern "C" GLOBAL void cut_all(const i32* given, i32* out, int count, int reach, int alone,
+                               int window) {
   for (int i = lane(); i < count; i += 32) {
-    const Cut c = cut(given[2 * i], given[2 * i + 1], reach, window);
+    const Cut c = cut(given[2 * i], given[2 * i + 1], reach, alone, window);
     out[3 * i] = c.first;
     out[3 * i + 1] = c.size;
     out[3 * i + 2] = c.count;
@@ -66,17 +68,21 @@ extern "C" GLOBAL void find_all(Arguments a, i32* out, int total) {
 """
 
 
-@pytest.fixture(params=SIZES, ids=["ours", "small", "large"])
+@pytest.fixture(params=SIZES, ids=["ours", "ours of many", "small", "large"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     given: dict[str, int] = request.param
-    for name, value in given.items():
-        monkeypatch.setattr(items, name, value)
-    assert items.constants() == given
+    for name in items.constants():
+        monkeypatch.setattr(items, name, given[name])
+    assert {"alone": given["alone"], **items.constants()} == given
     return given
 
 
-def program(sizes: dict[str, int], rows: int = 4) -> Program:
-    return build(KERNELS, ["cut_all", "count_all", "find_all"], defines={**sizes, "SET_ROWS": rows})
+def program(rows: int = 4) -> Program:
+    return build(
+        KERNELS,
+        ["cut_all", "count_all", "find_all"],
+        defines={**items.constants(), "SET_ROWS": rows},
+    )
 
 
 def cuts(
@@ -84,8 +90,8 @@ def cuts(
 ) -> list[list[int]]:
     """First position, tokens a chunk and chunks, by the device: of queries and length."""
     out = np.zeros((len(given), 3), np.int32)
-    args = [np.array(given, np.int32), out, len(given), reach, window or 0]
-    program(sizes).launch("cut_all", grid=1, threads=32, args=args)
+    args = [np.array(given, np.int32), out, len(given), reach, sizes["alone"], window or 0]
+    program().launch("cut_all", grid=1, threads=32, args=args)
     return out.tolist()
 
 
@@ -113,8 +119,8 @@ def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
         for (asked, length), (first, size, chunks) in zip(given, found, strict=True):
             what = asked, length, reach
             assert first % items.TILE == 0 and size > 0, what
-            assert size == sizes["ALONE_TOKENS"] or size % sizes["CHUNK_STEP"] == 0, what
-            bound = items.most_chunks(reach, window, max(asked, 1))
+            assert size == sizes["alone"] or size % sizes["CHUNK_STEP"] == 0, what
+            bound = items.most_chunks(reach, window, max(asked, 1), sizes["alone"])
             assert chunks <= bound <= sizes["MOST_CHUNKS"], what
             assert (chunks > 0) == (asked > 0), what
             if asked and length <= reach:
@@ -129,7 +135,7 @@ def test_the_bound_of_chunks_is_reached(sizes: dict[str, int]) -> None:
         given = [(1, length) for length in range(1, min(reach, 20000) + 1)]
         given += [(1, reach - i) for i in range(min(reach, 1000))]
         most = max(chunks for _, _, chunks in cuts(sizes, given, reach, None))
-        assert most <= items.most_chunks(reach, None, 1) <= 2 * most, reach
+        assert most <= items.most_chunks(reach, None, 1, sizes["alone"]) <= 2 * most, reach
 
 
 def test_the_cut_knows_nothing_of_a_requests_company(sizes: dict[str, int]) -> None:
@@ -157,9 +163,10 @@ class Launched:
 @pytest.mark.parametrize("rows", [4, 8, 16])
 def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever requests are asked for beside each other, and however many rows a block takes."""
-    sizes = SIZES[1]
-    for name, value in sizes.items():
-        monkeypatch.setattr(items, name, value)
+    sizes = SIZES[2]
+    for name in items.constants():
+        monkeypatch.setattr(items, name, sizes[name])
+    monkeypatch.setattr(items, "ALONE_OF_FEW", sizes["alone"])
     step, others = Launched(), Launched()
     monkeypatch.setattr(decode, "load", lambda *_: Kernels(step, (Merge(others, 32, 0, 1),), 0, 8))
     shape = emulated.picked("q8_0", "q8_0", 64, rows, torch.device("cpu"))
@@ -190,7 +197,7 @@ def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatc
         q = torch.zeros(int(queries.sum()), 2 * group, 64)
         decode.decode(q, cache, cache, batch, TIER, Scoring(1.0, window))
         out = np.zeros(1, np.int32)
-        compiled = program(sizes, rows)
+        compiled = program(rows)
         compiled.launch("count_all", grid=1, threads=32, args=[step.given, out])
         total = int(out[0])
         assert 0 < total <= step.given.capacity
@@ -201,3 +208,19 @@ def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatc
         assert [bool(n) for n in counts] == [bool(n) for n in queries]
         assert found[:, 1].tolist() == [i for n in counts for i in range(n)]
     assert fullest == 1.0, "the bound is reached"
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_short_requests_of_many_are_one_chunk_more_of_few_are_several(wide: bool) -> None:
+    """Of so many that they fill a device, in requests and KV heads alike."""
+    full = items.FULL_WIDE if wide else items.FULL_PACKED
+    for processors, kv_heads in product((1, 24, 132), (1, 2, 8)):
+        many = -(-full * processors // kv_heads)
+        for requests, found in (
+            (None, items.ALONE_OF_FEW),
+            (max(many - 1, 0), items.ALONE_OF_FEW),
+            (many, items.ALONE_OF_MANY),
+            (10 * many, items.ALONE_OF_MANY),
+        ):
+            what = requests, kv_heads, processors
+            assert items.alone_tokens(*what, wide=wide) == found, what

@@ -33,7 +33,7 @@ def test_any_number_of_warps_makes_the_same_bits(codec: str, dim: int, sinks: bo
     scoring = {"sinks": torch.linspace(-2, 3, 4)} if sinks else {}
     outputs = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("ALONE_TOKENS", "CHUNK_STEP", "SMALLEST_CHUNK", "LARGEST_CHUNK"):
+        for name in emulated.CHUNK_SIZES:
             patch.setattr(items, name, CHUNK)
         emulated.emulate(patch)
         load = decode.load

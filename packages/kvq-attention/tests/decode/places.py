@@ -42,7 +42,7 @@ class Place:
     ----------
     backend, device : by name; of cuda on the CPU the kernels are emulated
     codecs, dims : that the backend has kernels for
-    chunk : tokens that a request may have and still be one chunk
+    chunk : tokens that a request may have and still be one chunk, where calls have few
     marks : under which tests run there
     """
 
@@ -111,10 +111,10 @@ class Place:
         with pytest.MonkeyPatch.context() as patch:
             if self.backend == "triton":
                 shape = {"tokens": max(16, tokens // 4), "warps": 1, "stages": 2, "programs": 8}
-                config = tiles.Config(**shape, chunk=tokens, max_chunks=most)
+                config = tiles.Config(**shape, chunk=tokens, short_chunks=1, max_chunks=most)
                 patch.setattr(tiles, "pick", lambda *_, **__: config)
             else:
-                for name in ("ALONE_TOKENS", "CHUNK_STEP", "SMALLEST_CHUNK", "LARGEST_CHUNK"):
+                for name in emulated.CHUNK_SIZES:
                     patch.setattr(items, name, tokens)
                 patch.setattr(items, "MOST_CHUNKS", most)
             yield
@@ -122,8 +122,8 @@ class Place:
 
 _NO_INTERPRETER = unavailable("cpu")
 _NO_CUDA = module.unavailable("cuda")
-_TRITON = TRITON_CODECS, TRITON_HEAD_DIMS, tiles.CHUNK
-_CUDA = tuple(formats.TYPES), CUDA_HEAD_DIMS, items.ALONE_TOKENS
+_TRITON = TRITON_CODECS, TRITON_HEAD_DIMS, tiles.CHUNK // tiles.SHORT_CHUNKS
+_CUDA = tuple(formats.TYPES), CUDA_HEAD_DIMS, items.ALONE_OF_FEW
 
 INTERPRETED = Place(
     *("triton", "cpu", *_TRITON),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+
+from kvq_attention import Batch
 
 from ..scene import TIER, Scene
 from .cases import check_output, ieee, poison_new_tensors, with_table
@@ -101,3 +104,20 @@ def test_the_chunks_of_a_launch_as_it_is_picked(place: Place) -> None:
     chunk = place.chunk
     scene = scene_of("q8_0", place, (chunk - 1, chunk + 1, 2 * chunk + 1))
     check_output(scene, place.attend(scene))
+
+
+def of_most(scene: Scene, most: int | None, only: int | None = None) -> Batch:
+    return replace(scene.batch(only), most_requests=most)
+
+
+@each_place(ON_CPU)
+def test_short_requests_are_cut_by_how_many_calls_may_have(place: Place) -> None:
+    """Not by how many this one has."""
+    scene = scene_of("q8_0", place, (place.chunk + 40, 2 * place.chunk), kv_heads=2, heads=2)
+    outputs = {}
+    for most in (None, 10**6):
+        outputs[most] = place.attend(scene, batch=of_most(scene, most))
+        check_output(scene, outputs[most])
+        alone = place.attend(scene, only=1, batch=of_most(scene, most, 1))
+        assert torch.equal(alone, outputs[most][1:])
+    assert not torch.equal(outputs[None], outputs[10**6])

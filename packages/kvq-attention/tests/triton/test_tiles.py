@@ -13,7 +13,16 @@ import triton.language as tl
 
 from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.items import chunking
-from kvq_attention.triton.tiles import Config, Load, fixed, most_chunks, pick, shared_taken
+from kvq_attention.triton.tiles import (
+    FULL,
+    Config,
+    Load,
+    fixed,
+    most_chunks,
+    pick,
+    shared_taken,
+    suited,
+)
 
 from .cases import DIMS, interpreted
 from .sides import loads
@@ -22,6 +31,7 @@ from .sides import loads
 SHARED_KIB = (99, 100, 227, 228)
 CONFIGS = (
     Config(tokens=16, warps=1, stages=3, programs=8),
+    Config(tokens=16, warps=1, stages=3, programs=8, short_chunks=1),
     Config(tokens=32, warps=1, stages=2, programs=8, chunk=64, max_chunks=8),
     Config(tokens=64, warps=8, stages=2, programs=1, chunk=64, max_chunks=4),
     Config(tokens=128, warps=4, stages=2, programs=2, chunk=2048, max_chunks=32),
@@ -104,6 +114,8 @@ def cut(
         size = min(max(visible // 8 // tile * tile, quarter), config.chunk)
     elif visible > config.chunk:
         size = quarter
+    else:
+        size = config.short
     while -(-visible // size) > config.max_chunks:
         # More tokens a chunk, by whole tiles: at least as many as the most chunks need.
         size = max(size + tile, -(-visible // config.max_chunks) // tile * tile)
@@ -117,6 +129,7 @@ def _cut(
     out,
     reach,
     chunk,
+    short,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -130,6 +143,7 @@ def _cut(
         tl.load(lengths + at),
         reach,
         chunk,
+        short,
         window,
         WINDOW,
         TOKENS,
@@ -170,6 +184,7 @@ def test_the_device_cuts_as_it_is_said(config: Config, window: int | None) -> No
             out,
             reach,
             config.chunk,
+            config.short,
             window or 0,
             WINDOW=window is not None,
             TOKENS=config.tokens,
@@ -228,3 +243,16 @@ def test_fixed_chunks_begin_on_multiples_wherever_a_request_ends() -> None:
                 first, chunk, _ = cut(asked, length, LONGEST, window, config)
                 seen = 0 if window is None else max(length - asked - window + 1, 0)
                 assert (first, chunk) == (seen // size * size, size)
+
+
+def test_short_requests_of_many_are_one_chunk_more_of_few_are_several() -> None:
+    """Of so many that they fill a device, in requests and KV heads alike."""
+    config = CONFIGS[0]
+    for processors, kv_heads in product((1, 24, 132), (1, 2, 8)):
+        many = -(-FULL * processors // kv_heads)
+        for requests, chunks in ((None, 8), (max(many - 1, 0), 8), (many, 1), (10 * many, 1)):
+            found = suited(config, requests, kv_heads, processors)
+            assert cut(1, config.chunk, LONGEST, None, found)[2] == chunks
+            assert most_chunks(config.chunk, None, 1, found) == chunks
+            longer = config.chunk + 1
+            assert cut(1, longer, LONGEST, None, found) == cut(1, longer, LONGEST, None, config)

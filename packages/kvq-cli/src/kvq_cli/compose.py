@@ -192,6 +192,7 @@ def assemble(
             scratch_bytes=options.scratch_bytes,
             graph_rows=limits.graph_rows,
             max_tokens=context,
+            max_requests=options.max_running_requests,
             states=states,
         ),
         cache,

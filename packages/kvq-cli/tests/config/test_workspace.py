@@ -180,7 +180,7 @@ def test_decodes_keep_partial_results_on_a_gpu(context, requests):
     """As the kernels of either backend count them at most."""
     limits = {"context": context, "max_running_requests": requests, "max_prefill_tokens": 1}
     counts = [tiles.most_chunks(context, None, requests, config) for config in TILES]
-    chunks = max(*counts, items.most_chunks(context, None, requests))
+    chunks = max(*counts, items.most_chunks(context, None, requests, items.ALONE_OF_FEW))
     if chunks > 1:
         assert workspace(MODEL, **limits).attention >= partial_bytes(chunks, requests, requests)
 
@@ -247,6 +247,7 @@ def test_the_estimate_knows_the_kernels_constants():
     assert cut == (tiles.FIXED_CHUNK, tiles.FIXED_CHUNKS)
     assert (LEAST_PART.value, MOST_PARTS_OF_EXTENDS.value) == (CHUNK, MOST_PARTS)
     assert CHUNK == tiles.CHUNK == items.LARGEST_CHUNK
+    assert tiles.CHUNK // tiles.SHORT_CHUNKS == items.SMALLEST_CHUNK == CHUNK // 8
     assert max(tiles.MAX_CHUNKS, items.MOST_CHUNKS) <= MOST_CHUNKS
     assert max(SCORE_ROWS.value, *ROWS) == PIECE_ROWS
     assert (

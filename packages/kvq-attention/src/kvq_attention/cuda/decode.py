@@ -14,6 +14,7 @@ from kvq_attention.batch import Batch
 from kvq_attention.cuda import arguments, formats, items, shapes
 from kvq_attention.cuda.compile import source
 from kvq_attention.cuda.module import Function, function
+from kvq_attention.device import processors
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.rotation import quaternions
 from kvq_attention.scoring import Scoring
@@ -22,6 +23,7 @@ from kvq_codecs import Encoded
 LOG2_E = 1.4426950408889634
 # Positions that the kernels' int32 counts, and steps beyond them; a longer window is none at all.
 WIDEST = 2**31 - 2**12
+WIDE_VALUE_BYTES = 2  # of a value of formats that are not packed
 MERGE_WARPS = (16, 8, 2, 1)  # of a block
 MERGE_RUN = 8  # chunks of a row that are summed up for themselves
 MERGE_WIDTH = 128  # values of a row that a block takes
@@ -75,12 +77,14 @@ def launch(
     rows = shape.rows
     reach = min(table.shape[1] * page_tokens, WIDEST)
     window = 0 if scoring.window is None or scoring.window > WIDEST else scoring.window
-    chunks = items.most_chunks(reach, window or None, num_tokens)
+    wide = k_cache.spec.row_bytes(dim) + v_cache.spec.row_bytes(dim) >= WIDE_VALUE_BYTES * 2 * dim
+    alone = items.alone_tokens(batch.most_requests, kv_heads, processors(q.device), wide=wide)
+    chunks = items.most_chunks(reach, window or None, num_tokens, alone)
     groups = min(num_tokens * -(-group // rows), batch.num_requests + num_tokens * group // rows)
     pieces = max(1, chunks * groups)  # of a KV head; padding alone is blanked by a block, too
-    alone = chunks == 1
-    partial = None if alone else q.new_empty(pieces, kv_heads, rows, dim, dtype=torch.float32)
-    partial_lse = None if alone else q.new_empty(kv_heads, rows, pieces, dtype=torch.float32)
+    merged = chunks > 1
+    partial = None if not merged else q.new_empty(pieces, kv_heads, rows, dim, dtype=torch.float32)
+    partial_lse = None if not merged else q.new_empty(kv_heads, rows, pieces, dtype=torch.float32)
     given = arguments.Arguments(
         k=arguments.cache(k_cache),
         v=arguments.cache(v_cache),
@@ -106,6 +110,7 @@ def launch(
         page_shift=page_tokens.bit_length() - 1,
         capacity=pieces,
         reach=reach,
+        alone=alone,
         window=window,
         score_scale=scoring.scale * (1.0 if scoring.softcap else LOG2_E),
         softcap=scoring.softcap or 0.0,
@@ -115,7 +120,7 @@ def launch(
     runs = min(pieces, max(1, kernels.resident * shape.warps // kv_heads))
     blocks = max(min(kernels.resident, runs * kv_heads), -(-runs * kv_heads // shape.warps))
     kernels.decode.launch_beside((blocks,), shape.threads, kernels.shared_bytes, (given,))
-    if not alone:
+    if merged:
         # As many warps as there may be while all blocks run at once, for the same bits.
         parts = num_tokens * q_heads * -(-dim // MERGE_WIDTH)
         merge = next((m for m in kernels.merges if parts <= m.resident), kernels.merges[-1])
@@ -199,7 +204,7 @@ def load(
     step = function(source("decode.cu", given), "decode", device)
     shared_bytes = given["SET_SHARED_BYTES"]
     held = step.resident_blocks(shape.threads, shared_bytes)
-    held *= torch.cuda.get_device_properties(device).multi_processor_count
+    held *= processors(device)
     merges = tuple(load_merge(v, dim, dtype, shape.rows, n, device) for n in MERGE_WARPS)
     return Kernels(step, merges, shared_bytes, held)
 
@@ -211,7 +216,7 @@ def load_merge(
     made = function(source("merge.cu", merge_defines(v, dim, dtype, rows, warps)), "merge", device)
     threads, shared_bytes = warps * shapes.WARP, merge_shared_bytes(dim, warps)
     held = made.resident_blocks(threads, shared_bytes)
-    held *= torch.cuda.get_device_properties(device).multi_processor_count
+    held *= processors(device)
     return Merge(made, threads, shared_bytes, held)
 
 

@@ -23,7 +23,7 @@ from kvq_attention.triton.step import nothing_yet, step
 VARYING = [
     *("q_token", "q_head", "out_token", "out_head", "table_row"),
     *("num_pages", "num_requests", "num_tokens"),
-    *("capacity", "reach", "window", "chunk"),
+    *("capacity", "reach", "window", "chunk", "short"),
 ]
 
 
@@ -52,6 +52,7 @@ def attend(
     capacity,
     reach,
     chunk,
+    short,
     window,
     score_scale,
     softcap,
@@ -112,6 +113,7 @@ def attend(
         num_requests,
         reach,
         chunk,
+        short,
         window,
         WINDOW,
         TOKENS,
@@ -136,6 +138,7 @@ def attend(
             num_requests,
             reach,
             chunk,
+            short,
             window,
             WINDOW,
             TOKENS,
@@ -151,7 +154,7 @@ def attend(
         queries = tl.load(query_offsets + request + 1) - start
         length = tl.load(seq_lens + request)
         begin, size, _count = chunking(
-            queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
+            queries, length, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
         )
         groups = (queries * GROUP + HEADS - 1) // HEADS
         first = begin + piece // groups * size

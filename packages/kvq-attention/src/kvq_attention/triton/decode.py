@@ -8,6 +8,7 @@ import torch
 
 from kvq_attention import launches
 from kvq_attention.batch import Batch
+from kvq_attention.device import processors
 from kvq_attention.rotation import quaternions
 from kvq_attention.scoring import Scoring
 from kvq_attention.triton import tiles
@@ -57,6 +58,7 @@ def launch(
         return out
     k, v = Side.of(k_cache, q.dtype), Side.of(v_cache, q.dtype)
     config = config or tiles.pick(k.load, v.load, shared_bytes=shared_memory(q.device), warps=WARPS)
+    config = tiles.suited(config, batch.most_requests, kv_heads, processors(q.device))
     config = tiles.fixed(config) if batch.any_cut else config
     q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
     sinks = None if scoring.sinks is None else scoring.sinks.resolve_neg().contiguous()
@@ -112,6 +114,7 @@ def launch(
         pieces,
         reach,
         config.chunk,
+        config.short,
         window or 0,
         score_scale if scoring.softcap else score_scale * LOG2_E.value,
         scoring.softcap or 0.0,
@@ -142,6 +145,7 @@ def launch(
         pieces,
         reach,
         config.chunk,
+        config.short,
         window or 0,
         V_DIM=v.dim,
         COLUMNS=tiles.power_of_two(v.dim),
@@ -158,14 +162,6 @@ def request_slots(requests: int) -> int:
     while slots < requests:
         slots *= 8
     return slots
-
-
-@cache
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a device; 1 where programs run one after another."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache

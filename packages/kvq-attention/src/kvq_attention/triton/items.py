@@ -19,6 +19,7 @@ def chunking(
     length,
     reach,
     chunk,
+    short,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -27,12 +28,13 @@ def chunking(
 ):
     """Where requests' chunks begin, how long one is and how many there are.
 
-    Chunks begin on a multiple of TOKENS. Up to `chunk` visible tokens are one. Up to four times as
-    many are cut into quarters of `chunk`; of more, a chunk holds an eighth, up to `chunk`, and more
-    in sequences that would need more than MAX_CHUNKS. A padded request (length 0) has one that is
-    empty. Positions from `reach` on have no column in the page table: they are not cut into chunks,
-    or one request's length could take the pieces of others. FIXED: chunks begin on multiples of
-    `chunk` and hold as many; what is left is the last one's.
+    Chunks begin on a multiple of TOKENS. Up to `chunk` visible tokens are cut into chunks of
+    `short`, a multiple of TOKENS; up to four times as many into quarters of `chunk`; of more, a
+    chunk holds an eighth, up to `chunk`, and more in sequences that would need more than
+    MAX_CHUNKS. A padded request (length 0) has one that is empty. Positions from `reach` on have no
+    column in the page table: they are not cut into chunks, or one request's length could take the
+    pieces of others. FIXED: chunks begin on multiples of `chunk` and hold as many; what is left is
+    the last one's.
     """
     if WINDOW:
         first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
@@ -45,7 +47,7 @@ def chunking(
     quarter = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
     part = tl.minimum(tl.maximum(visible // (8 * TOKENS) * TOKENS, quarter), chunk)
     part = tl.where(visible <= 4 * chunk, quarter, part)
-    part = tl.where(visible <= chunk, chunk, part)
+    part = tl.where(visible <= chunk, short, part)
     tiles = (visible - 1) // (MAX_CHUNKS * TOKENS) + 1
     size = tl.maximum(tiles * TOKENS, part)
     if FIXED:
@@ -62,6 +64,7 @@ def count_pieces(
     length,
     reach,
     chunk,
+    short,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -72,7 +75,7 @@ def count_pieces(
 ):
     """Pieces of one KV head that requests are cut into."""
     _first, _size, chunks = chunking(
-        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
+        queries, length, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
     )
     return chunks * ((queries * GROUP + ROWS - 1) // ROWS)
 
@@ -84,6 +87,7 @@ def piece_ends(
     num_requests,
     reach,
     chunk,
+    short,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -100,7 +104,18 @@ def piece_ends(
     stop = tl.load(query_offsets + index + 1, mask=live, other=0)
     length = tl.load(seq_lens + index, mask=live, other=0)
     pieces = count_pieces(
-        stop - start, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED, GROUP, ROWS
+        stop - start,
+        length,
+        reach,
+        chunk,
+        short,
+        window,
+        WINDOW,
+        TOKENS,
+        MAX_CHUNKS,
+        FIXED,
+        GROUP,
+        ROWS,
     )
     pieces = tl.where(live, pieces, 0)
     return tl.cumsum(pieces, 0), pieces

@@ -13,7 +13,7 @@ from kvq_attention.triton.softmax import LOWEST, log2_sink
 BATCH = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["num_requests", "capacity", "reach", "chunk", "window"])
+@triton.jit(do_not_specialize=["num_requests", "capacity", "reach", "chunk", "short", "window"])
 def merge(
     partial_out,
     partial_lse,
@@ -27,6 +27,7 @@ def merge(
     capacity,
     reach,
     chunk,
+    short,
     window,
     V_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -57,11 +58,11 @@ def merge(
 
     asked = tl.where(live, stops - starts, 0)
     before = count_pieces(
-        asked, lengths, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED, GROUP, HEADS
+        asked, lengths, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED, GROUP, HEADS
     )
     before = tl.sum(tl.where(index < request, before, 0), 0)
     begin, _size, chunks = chunking(
-        queries, length, reach, chunk, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
+        queries, length, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
     )
     line = (token - start) * GROUP + q_head % GROUP
     piece = before + line // HEADS

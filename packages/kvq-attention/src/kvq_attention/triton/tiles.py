@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 # Part of what decides a result's last bits: as the lengths alone do, they hold for every launch.
 CHUNK = 1024
 MAX_CHUNKS = 128
+SHORT_CHUNKS = 8
+# From so many requests × KV heads a multiprocessor on, short requests are not cut: enough runs of
+# tokens are read at once, and partial results of more would only cost their way through memory.
+FULL = 3
 # Of requests whose bits must not depend on their lengths: few results to merge, and still a few
 # pieces of a long past beside few queries.
 FIXED_CHUNK = 4096
@@ -24,6 +28,7 @@ class Config:
     stages : tiles in flight: the loads of stages − 1 tiles run ahead of the arithmetic
     programs : programs a multiprocessor, which share its work
     chunk : tokens that a request's chunks grow to, a multiple of `tokens`; see `items.chunking`
+    short_chunks : chunks that a request of up to `chunk` tokens is cut into at most
     max_chunks : chunks a request is cut into at most, a power of two; longer ones get longer chunks
     fixed : chunks are of `chunk` tokens each and begin on multiples of it, whatever a request's
         length, and the last of `max_chunks` has all that is left
@@ -34,6 +39,7 @@ class Config:
     stages: int
     programs: int
     chunk: int = CHUNK
+    short_chunks: int = SHORT_CHUNKS
     max_chunks: int = MAX_CHUNKS
     fixed: bool = False
 
@@ -42,6 +48,11 @@ class Config:
             raise ValueError(
                 f"a chunk must hold whole tiles: {self.chunk} tokens are none of {self.tokens}"
             )
+
+    @property
+    def short(self) -> int:
+        """Tokens a chunk of a request that sees no more than `chunk`, a multiple of `tokens`."""
+        return max(self.chunk // (self.short_chunks * self.tokens), 1) * self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,15 @@ def fixed(config: Config) -> Config:
     return replace(config, chunk=FIXED_CHUNK, max_chunks=FIXED_CHUNKS, fixed=True)
 
 
+def suited(config: Config, requests: int | None, kv_heads: int, processors: int) -> Config:
+    """The same shape where calls have up to `requests` requests, None = few, on a device.
+
+    It decides bits, so that what is asked here must be the same for all calls of a kind.
+    """
+    full = requests is not None and requests * kv_heads >= FULL * processors
+    return replace(config, short_chunks=1) if full else config
+
+
 def shared_taken(k: Load, v: Load, tokens: int, stages: int, warps: int) -> int:
     """Bytes of shared memory that a program takes at most.
 
@@ -121,10 +141,10 @@ def most_chunks(reach: int, window: int | None, queries: int, config: Config) ->
         visible = min(reach, window + queries + before)
     if config.fixed:
         return min(max(1, -(-visible // config.chunk)), config.max_chunks)
-    if visible <= config.chunk:
-        return 1
-    quarter = max(config.chunk // (4 * config.tokens), 1) * config.tokens
-    chunks = -(-min(visible, 4 * config.chunk) // quarter)
+    chunks = -(-min(visible, config.chunk) // config.short)
+    if visible > config.chunk:
+        quarter = max(config.chunk // (4 * config.tokens), 1) * config.tokens
+        chunks = max(chunks, -(-min(visible, 4 * config.chunk) // quarter))
     if visible > 4 * config.chunk:  # an eighth, less what whole tiles lack of it
         chunks = max(chunks, 16, -(-visible // config.chunk))
     return min(chunks, config.max_chunks)

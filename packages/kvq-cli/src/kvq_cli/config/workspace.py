@@ -15,8 +15,8 @@ from kvq_pools import heads_per_rank
 
 # As kvq_attention's reference has them; it imports torch, so a test compares instead.
 SCORE_BYTES, BLOCK_ROWS = 64 << 20, 64
-# Kernels that decode cut more tokens than a chunk has into several, those of short requests into
-# eighths, and have up to so many query rows in a piece of work.
+# Kernels that decode cut requests into chunks, short ones into eighths of the largest, and have up
+# to so many query rows in a piece of work.
 CHUNK, MOST_CHUNKS, PIECE_ROWS = 1024, 256, 16
 # Reads of packed prompts are cut into chunks of one size.
 PACKED_CHUNK = 4096
@@ -174,9 +174,7 @@ def _shapes(model: ModelGeometry, ranks: int) -> list[tuple[int, int]]:
 
 
 def _chunks(context: int) -> int:
-    """Partial results of a decode's query that are merged; a single one is the result."""
-    if context <= CHUNK:
-        return 0
+    """Partial results of a decode's query that are merged, in calls of few requests, at most."""
     eighths = -(-min(context, 4 * CHUNK) // (CHUNK // 8))
     return min(MOST_CHUNKS, max(eighths, -(-context // CHUNK)))
 

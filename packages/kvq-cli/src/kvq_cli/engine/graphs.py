@@ -82,7 +82,14 @@ class Static:
     batch: Batch
 
     @classmethod
-    def of(cls, rows: int, plan: PoolPlan, max_tokens: int, device: torch.device) -> Static:
+    def of(
+        cls,
+        rows: int,
+        plan: PoolPlan,
+        max_tokens: int,
+        max_requests: int | None,
+        device: torch.device,
+    ) -> Static:
         """Rows of which none is anybody's."""
         columns = pages_for_tokens(max_tokens, plan.page_tokens)
         block = torch.from_numpy(nobodys(rows, len(plan.tiers))).to(device)
@@ -100,7 +107,7 @@ class Static:
             block[TOKEN : TOKEN + 1],
             block[POSITION : POSITION + 1],
             torch.arange(rows, device=device),
-            Batch(offsets, lengths, tables, plan.page_tokens),
+            Batch(offsets, lengths, tables, plan.page_tokens, most_requests=max_requests),
         )
 
     def read_block(self) -> None:
@@ -128,9 +135,16 @@ class _Graph:
     """A graph and what it was told last."""
 
     def __init__(
-        self, run: Run, capture: Capture, rows: int, plan: PoolPlan, max_tokens: int, device: Any
+        self,
+        run: Run,
+        capture: Capture,
+        rows: int,
+        plan: PoolPlan,
+        max_tokens: int,
+        max_requests: int | None,
+        device: Any,
     ) -> None:
-        self.static = static = Static.of(rows, plan, max_tokens, device)
+        self.static = static = Static.of(rows, plan, max_tokens, max_requests, device)
 
         def once() -> torch.Tensor:
             static.read_block()
@@ -215,12 +229,17 @@ class DecodeGraphs:
         *,
         most: int,
         max_tokens: int,
+        max_requests: int | None,
         device: torch.device,
         capture: Capture,
     ) -> None:
-        """`run`: the model over a `Static`; `max_tokens`: of the longest request."""
+        """`run`: the model over a `Static`; `max_tokens`: of the longest request.
+
+        `max_requests`: that run at once, in graphs or not; see `Batch.most_requests`.
+        """
         self._run, self._plan, self._capture = run, plan, capture
-        self._sizes, self._max_tokens, self._device = sizes(most), max_tokens, device
+        self._sizes, self._device = sizes(most), device
+        self._max_tokens, self._max_requests = max_tokens, max_requests
         self._graphs: dict[int, _Graph] = {}
 
     def prepare(self) -> int:
@@ -241,6 +260,8 @@ class DecodeGraphs:
 
     def _graph(self, rows: int) -> _Graph:
         if rows not in self._graphs:
-            given = self._run, self._capture, rows, self._plan, self._max_tokens, self._device
-            self._graphs[rows] = _Graph(*given)
+            self._graphs[rows] = _Graph(
+                *(self._run, self._capture, rows, self._plan),
+                *(self._max_tokens, self._max_requests, self._device),
+            )
         return self._graphs[rows]

@@ -40,10 +40,14 @@ class ModelRunner:
         scratch_bytes: int = ops.SCRATCH_BYTES,
         graph_rows: int = 0,
         max_tokens: int = 0,
+        max_requests: int | None = None,
         capture: Callable[[], Capture] = OnGpu,
         states: StatePool | None = None,
     ) -> None:
-        """`states`: of linear-attention layers, with which nothing is replayed; None = none."""
+        """`states`: of linear-attention layers, with which nothing is replayed; None = none.
+
+        `max_requests`: that run at once, see `Batch.most_requests`.
+        """
         self.model = model
         self.states = states
         self.geometry = geometry
@@ -53,6 +57,7 @@ class ModelRunner:
         self.scratch_bytes = scratch_bytes
         self.device = next(model.parameters()).device
         self._graph_rows, self._max_tokens, self._capture = graph_rows, max_tokens, capture
+        self._max_requests = max_requests
         self._graphs: DecodeGraphs | None = None
 
     @property
@@ -130,6 +135,7 @@ class ModelRunner:
                 self.pool.plan,
                 most=self._graph_rows,
                 max_tokens=self._max_tokens,
+                max_requests=self._max_requests,
                 device=self.device,
                 capture=self._capture(),
             )
@@ -167,6 +173,7 @@ class ModelRunner:
             tables={tier.name: self._table(tier.name, work) for tier in self.pool.plan.tiers},
             page_tokens=self.pool.plan.page_tokens,
             any_cut=any_cut,
+            most_requests=self._max_requests,
             host=tuple(
                 AttentionRequest(index, stop - count, stop, length)
                 for index, (count, stop, length) in enumerate(

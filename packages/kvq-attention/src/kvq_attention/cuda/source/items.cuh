@@ -26,12 +26,12 @@ struct Cut {
 };
 
 // A request's chunks; `most_chunks` in items.py bounds their number.
-DEVICE Cut cut(int queries, int length, int reach, int window) {
+DEVICE Cut cut(int queries, int length, int reach, int alone, int window) {
   int first = 0;
   if (window > 0) first = smaller(larger(length - queries - window + 1, 0), reach) / TILE * TILE;
   const int visible = larger(smaller(length, reach) - first, 1);
-  int size = ALONE_TOKENS;
-  if (visible > ALONE_TOKENS) {
+  int size = alone;
+  if (visible > alone) {
     // The square of up to 2^15 tokens, of which a chunk is as large as can be.
     const int tokens = smaller(visible, 1 << 15);
     size = divided_up(tokens * tokens, SPREAD * CHUNK_STEP) * CHUNK_STEP;
@@ -54,7 +54,7 @@ DEVICE Request request_at(const Arguments& a, int index) {
   r.start = a.query_offsets[index];
   r.queries = a.query_offsets[index + 1] - r.start;
   r.length = a.seq_lens[index];
-  r.chunks = cut(r.queries, r.length, a.reach, a.window);
+  r.chunks = cut(r.queries, r.length, a.reach, a.alone, a.window);
   r.pieces = r.chunks.count * ((r.queries * a.group + ROWS - 1) / ROWS);
   return r;
 }
