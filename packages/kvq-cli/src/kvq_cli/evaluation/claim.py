@@ -1,4 +1,8 @@
-"""One evaluation at a time writes a record: of two, each would drop what the other measured."""
+"""One evaluation at a time writes a record: of two, each would drop what the other measured.
+
+A lock is a file beside the one that it is of, as long as somebody holds it. The system keeps it,
+not that file: one that a killed process left is taken over.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,14 @@ from kvq_cli.quoting import quoted
 def claimed(path: Path | None) -> Iterator[None]:
     """Nobody else claims the record meanwhile; refused at once where somebody does.
 
-    FILE.kvq-lock lies beside it as long. The system holds the claim, not the file: one that a
-    killed process left is taken over.
+    FILE.kvq-lock is the lock.
     """
     if path is None:
         yield
         return
     lock = path.with_name(f"{path.name}.kvq-lock")
     try:
-        descriptor = _locked(lock)
+        descriptor = _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise RecordError(
             f"another kvq eval writes {quoted(str(path))} now{_holder(lock)}; wait for it, or give "
@@ -37,16 +40,35 @@ def claimed(path: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)  # before it is let go: whoever waits finds it is another
-        os.close(descriptor)
+        _let_go(lock, descriptor)
 
 
-def _locked(lock: Path) -> int:
-    """The file, open and locked. BlockingIOError where another process has it."""
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Nobody else has the file in turn meanwhile; waits for whoever does.
+
+    For what takes a moment, like reading a file, adding to it and writing it. FILE.kvq-turn is the
+    lock: whoever has claimed a record may take a turn at it. OSError where there can be none.
+    """
+    lock = path.with_name(f"{path.name}.kvq-turn")
+    descriptor = _locked(lock, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        _let_go(lock, descriptor)
+
+
+def _let_go(lock: Path, descriptor: int) -> None:
+    lock.unlink(missing_ok=True)  # before it is let go: whoever waits finds it is another
+    os.close(descriptor)
+
+
+def _locked(lock: Path, how: int) -> int:
+    """The file, open and locked. BlockingIOError where another process has it and none waits."""
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, how)
             if _is_at(descriptor, lock):
                 os.truncate(descriptor, 0)
                 os.write(descriptor, str(os.getpid()).encode())

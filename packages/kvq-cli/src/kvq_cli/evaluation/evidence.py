@@ -131,7 +131,8 @@ def known(model: Path, shape: ModelGeometry | None = None) -> Evidence | None:
     ----------
     shape : of the model, whose cache has the formats that are returned; None = all are
     """
-    record = _kept(model)
+    path = _place(model)
+    record = None if path is None else _read(path)
     if record is None:
         return None
     found = Evidence.of(record)
@@ -185,6 +186,9 @@ _NO_EVIDENCE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
 def _put(model: Path, record: Mapping[str, Any]) -> Path:
+    # serve and plan read what is kept on systems, too, that have no such locks
+    from kvq_cli.evaluation.claim import in_turn
+
     path = _place(model)
     if path is None:
         raise _NotKeptError("there are no weights beside the model's config to know it by")
@@ -192,21 +196,29 @@ def _put(model: Path, record: Mapping[str, Any]) -> Path:
         Evidence.of(record)
     except _NO_EVIDENCE as error:
         raise _NotKeptError("not all of its figures are finite numbers") from error
-    held = _kept(model)
-    if held is not None:
-        if _about(held) == _about(record):
-            names = [row["format"] for row in record["rows"]]
-            others = [row for row in held["rows"] if row["format"] not in names]
-            record = {**record, "rows": [*record["rows"], *others]}
-        elif more := _more(held, record):
-            raise _NotKeptError(f"{path} holds another of {more}; delete it to forget it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        records.write(path, record)
+        # of two that add to what they read, the later would drop what the other added
+        with in_turn(path):
+            records.write(path, _joined(path, record))
     except (OSError, records.RecordError) as error:
         # a full or read-only home is no reason to lose an evaluation
         raise _NotKeptError(f"{path} cannot be written: {_reason(error)}") from error
     return path
+
+
+def _joined(path: Path, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with what is kept of the same evaluation; `_NotKeptError` where that has more."""
+    held = _read(path)
+    if held is None:
+        return record
+    if _about(held) != _about(record):
+        if more := _more(held, record):
+            raise _NotKeptError(f"{path} holds another of {more}; delete it to forget it")
+        return record
+    names = [row["format"] for row in record["rows"]]
+    others = [row for row in held["rows"] if row["format"] not in names]
+    return {**record, "rows": [*record["rows"], *others]}
 
 
 def _place(model: Path) -> Path | None:
@@ -214,11 +226,10 @@ def _place(model: Path) -> Path | None:
     return None if key is None else directory() / f"{key}.json"
 
 
-def _kept(model: Path) -> dict[str, Any] | None:
-    """The record that is kept; None where there is none, or what is there is no record."""
-    path = _place(model)
+def _read(path: Path) -> dict[str, Any] | None:
+    """The record that is kept there; None where there is none, or what is there is no record."""
     try:
-        record = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
         Evidence.of(record)
     except (OSError, *_NO_EVIDENCE):
         return None
