@@ -91,7 +91,7 @@ def test_no_more_pages_are_taken_than_requests_can_use():
     for model, each in ((FULL, 50), (HALF, 50), (SLIDING, 6)):
         limits = limits_of(model)
         budget = Budget(10**9, 10**9, 1.0)
-        assert sizing.num_pages(model, plan_of(model, limits), limits, budget) == 3 * each
+        assert sizing.chosen(model, plan_of(model, limits), limits, budget).pages == 3 * each
 
 
 def meta(shape: tuple[int, ...], kind: str) -> torch.Tensor:
@@ -105,13 +105,13 @@ def test_f27_the_padding_page_is_in_the_plan_even_where_a_page_is_huge():
     plan = plan_of(model, limits, "bf16")
     assert plan.page_bytes == 60 * 8 * 128 * 2 * 2 * 128  # 30 MiB
     budget = Budget(24 * 2**30, 8 * 2**30, 1.0)
-    pages = sizing.num_pages(model, plan, limits, budget)
+    pages = sizing.chosen(model, plan, limits, budget).pages
     needed = sizing.largest(model, plan, limits, budget).workspace_bytes
     pool = Pool(plan, pages, empty=meta, to_host=lambda plane: plane)
     room = 8 * 2**30 - needed
     assert room - plan.page_bytes < pool.nbytes <= room
     # usable ones, the padding page beside
-    assert sizing.num_pages(model, plan, limits, budget, num_tokens=128 * 40) == 40
+    assert sizing.chosen(model, plan, limits, budget, num_tokens=128 * 40).pages == 40
 
 
 def test_f33_a_small_card_at_a_high_ratio_keeps_room_for_the_workspace():

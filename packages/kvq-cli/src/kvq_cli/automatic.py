@@ -26,7 +26,7 @@ from kvq_cli.ladder import DEFAULT, LADDER, ordered, rung
 from kvq_cli.models.source import ModelSource
 from kvq_cli.models.weight_bytes import weight_bytes
 from kvq_cli.serve_options import ServeOptions
-from kvq_cli.sizing import Limits
+from kvq_cli.sizing import Limits, Sizing
 from kvq_pools import Budget, BudgetError, PoolPlan
 
 
@@ -52,12 +52,13 @@ class Room:
     def context(self, plan: PoolPlan) -> int:
         """The longest request that a pool of this plan can hold, up to the one asked for."""
         try:
-            if self.options.size_tokens is None:
-                return sizing.largest(self.shape, plan, self.limits, self.budget).context
-            named = self.options.size_tokens
-            return sizing.named(self.shape, plan, self.limits, self.budget, named).context
+            return self.sized(plan, self.budget).context
         except BudgetError:
             return 0
+
+    def sized(self, plan: PoolPlan, budget: Budget) -> Sizing:
+        """A pool of this plan in a budget; `BudgetError` where there is none."""
+        return sizing.chosen(self.shape, plan, self.limits, budget, self.options.size_tokens)
 
     @property
     def asked(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kvq_cli import machine, sizing
+from kvq_cli import machine
 from kvq_cli.automatic import Room, automatic, check_context, limits_of, room_for, state_notes
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
@@ -69,7 +69,7 @@ def build_engine(
     choice = choose_cache(cache_dtype, shape, options, device, dtype)
     # what does not fit without weights will not fit beside them
     bare = replace(budget, free_after_bytes=budget.free_before_bytes)
-    sizing.num_pages(shape, choice.plan, limits, bare, options.size_tokens)
+    room.sized(choice.plan, bare)
     check_context(room, choice.cache_dtype, choice.plan)
 
     for note in (*declared, *evidence.notes(source.path, shape)):
@@ -80,7 +80,7 @@ def build_engine(
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     measured = replace(budget, free_after_bytes=_left(budget, loaded, device))
-    num_pages = sizing.num_pages(shape, choice.plan, limits, measured, options.size_tokens)
+    size = room.sized(choice.plan, measured)
     attention.install(loaded.model)
     rotary.settle(loaded.model, limits.context)
     harm = _harm(room, loaded, choice)
@@ -94,8 +94,9 @@ def build_engine(
         loaded.geometry,
         choice,
         options,
-        num_pages=num_pages,
+        num_pages=size.pages,
         context=limits.context,
+        longest=size.context,
         namespace=_identity(name, source.path, config),
     )
 
@@ -144,9 +145,16 @@ def assemble(
     *,
     num_pages: int,
     context: int,
+    longest: int | None = None,
     namespace: str = "",
 ) -> Engine:
-    """An engine over a loaded model that attends through kvq."""
+    """An engine over a loaded model that attends through kvq.
+
+    Parameters
+    ----------
+    context : longest request (tokens) that the model and the user allow
+    longest : the one that the memory beside the pool is enough for; None = all that pages hold
+    """
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     limits = limits_of(context, options, shape, dtype, device)
     rotary.settle(model, context)
@@ -180,6 +188,7 @@ def assemble(
         # pages hold no states: without a snapshot nobody goes on from them
         prefix_cache=options.cache_type == "prefix" and (states is None or snapshots > 0),
         namespace=namespace,
+        longest=longest,
         states=states,
     )
     return Engine(
@@ -191,7 +200,6 @@ def assemble(
             prefill_reads=options.prefill_reads,
             scratch_bytes=options.scratch_bytes,
             graph_rows=limits.graph_rows,
-            max_tokens=context,
             max_requests=options.max_running_requests,
             states=states,
         ),
@@ -290,6 +298,7 @@ def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:
     if fits is None or fits >= context:
         return ()
     return (
-        f"only {fits} of the model's {context} tokens of context fit in the cache: requests are "
-        "limited to that; choose a smaller --kv-cache-dtype or a larger --num-tokens",
+        f"only {fits} of the model's {context} tokens of context fit in the cache, with what "
+        "computing them takes: requests are limited to that; choose a smaller --kv-cache-dtype or "
+        "a larger --num-tokens",
     )

@@ -146,17 +146,21 @@ def named(
     return Sizing(pages, context, needed)
 
 
-def num_pages(
+def chosen(
     model: ModelGeometry,
     plan: PoolPlan,
     limits: Limits,
     budget: Budget,
     num_tokens: int | None = None,
-) -> int:
-    """Pages of the tiers that grow: as asked, or what memory allows and requests can use.
+) -> Sizing:
+    """A pool as asked, or of what memory allows and requests can use.
+
+    Its pages may hold more than `context`: requests share them, and none may be longer than what
+    the workspace is for.
 
     Raises `kvq_pools.BudgetError`.
     """
     if num_tokens is not None:
-        return named(model, plan, limits, budget, num_tokens).pages
-    return min(largest(model, plan, limits, budget).pages, limits.useful_pages(model))
+        return named(model, plan, limits, budget, num_tokens)
+    size = largest(model, plan, limits, budget)
+    return replace(size, pages=min(size.pages, limits.useful_pages(model)))

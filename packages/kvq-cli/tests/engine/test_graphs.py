@@ -95,6 +95,10 @@ def test_a_rebuilt_cache_has_graphs_of_its_own():
     assert engine.runner._decode_graphs() is not old
     table = engine.runner._decode_graphs()._graphs[1].static.batch.tables["full"].page_table
     assert table.shape == (1, engine.context_tokens // 16)
+    engine.rebuild(num_tokens=64)
+    assert run(engine, {"a": (random_prompt(20), greedy(8))}) == before
+    table = engine.runner._decode_graphs()._graphs[1].static.batch.tables["full"].page_table
+    assert table.shape == (1, 4), "no request is longer, and memory is left for no longer one"
 
 
 def test_all_graphs_are_made_at_the_start():

@@ -168,7 +168,7 @@ class AsyncEngine:
     ) -> list[RequestHandle]:
         """`submit`, for `count` answers to one prompt, which is computed once."""
         self._require_healthy()
-        self._engine.check(prompt, params)  # reads one number that the worker may replace
+        self._engine.check(prompt, params)  # reads numbers that the worker may replace
         handles = [RequestHandle(self, uuid.uuid4().hex, len(prompt)) for _ in range(count)]
         self._handles |= {handle.request_id: handle for handle in handles}
         ids = [handle.request_id for handle in handles]

@@ -72,9 +72,17 @@ class LiveCache:
         step_tokens: int,
         prefix_cache: bool,
         namespace: str,
+        longest: int | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """`step_tokens`: most tokens of one request in one step; `namespace`: the model's own."""
+        """A cache of empty pages.
+
+        Parameters
+        ----------
+        step_tokens : most tokens of one request in one step
+        namespace : the model's own
+        longest : the request that memory to compute was left for; None = any that pages hold
+        """
         self.pool = pool
         self.choice = choice
         self.step_tokens = step_tokens
@@ -88,6 +96,7 @@ class LiveCache:
             save=None if states is None else states.save,
         )
         self._means = means
+        self._longest = longest
         # a server that was started smaller, as its user wished, may stay so
         self._fewest_pages = min(FEWEST_PAGES, pool.num_pages)
 
@@ -98,8 +107,9 @@ class LiveCache:
 
     @property
     def max_tokens(self) -> int | None:
-        """The longest request that fits alone; None = any."""
-        return self.space.max_tokens(self.step_tokens)
+        """The longest request that fits alone and can be computed beside it all; None = any."""
+        limits = self._longest, self.space.max_tokens(self.step_tokens)
+        return min((each for each in limits if each is not None), default=None)
 
     def tiers(self) -> tuple[TierStats, ...]:
         """Each tier's pages now, priced as the plan prices them."""
@@ -150,7 +160,7 @@ class LiveCache:
         """
         plan = choice.plan if choice.plan != self.pool.plan else None
         rebuilt = rebuild(self.pool, self.space, num_pages, plan=plan, running=running)
-        self.choice = choice
+        self.choice, self._longest = choice, None  # `check` left memory for all that pages hold
         return rebuilt
 
     def _choose(self, cache_dtype: str | None) -> CacheChoice:

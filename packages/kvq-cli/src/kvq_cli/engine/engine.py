@@ -57,7 +57,7 @@ class Engine:
         self.cache = cache
         self.tokenizer = tokenizer
         self.context_tokens = context_tokens
-        self.max_model_len = self._longest()
+        self.max_model_len = runner.max_tokens = self._longest()
         self.scheduler = Scheduler(
             cache.space,
             max_running_requests=max_running_requests,
@@ -91,11 +91,11 @@ class Engine:
         wanted, longest = params.max_tokens, self.max_model_len
         if len(prompt) + (wanted or 1) > longest:
             asked = f" and {wanted} to generate" if wanted is not None else ""
-            limit, cure = (
-                ("cache", "make the cache larger (kvq ctl cache --tokens)")
-                if longest < self.context_tokens
-                else ("context", "serve with a larger --max-model-len")
-            )
+            limit, cure = "context", "serve with a larger --max-model-len"
+            if longest < self.context_tokens:
+                limit, cure = "cache", "make the cache larger (kvq ctl cache --tokens)"
+                if longest < self.cache.num_tokens:
+                    limit = "memory for computing"
             raise RequestRejected(
                 f"{len(prompt)} prompt tokens{asked} exceed the {limit} of {longest} tokens "
                 f"(prompt and generated together); shorten the prompt, lower max_tokens, or {cure}"
@@ -252,7 +252,7 @@ class Engine:
             raise
         requeued = self.scheduler.requeue(rebuilt.dropped)
         self.runner.backends = choice.backends
-        self.max_model_len = self._longest()
+        self.max_model_len = self.runner.max_tokens = self._longest()
         self._last_rebuild = RebuildReport(
             before=before,
             after=self._cache_size(),

@@ -25,8 +25,11 @@ from kvq_pools import Pool
 class ModelRunner:
     """A transformers model over a pool.
 
-    With `graph_rows` steps of up to so many decodes are replayed from CUDA graphs, whose tables
-    have room for requests of `max_tokens`.
+    With `graph_rows` steps of up to so many decodes are replayed from CUDA graphs.
+
+    Attributes
+    ----------
+    max_tokens : longest request, for which the tables of graphs have room; the engine says it
     """
 
     def __init__(
@@ -39,7 +42,6 @@ class ModelRunner:
         prefill_reads: str = "own",
         scratch_bytes: int = ops.SCRATCH_BYTES,
         graph_rows: int = 0,
-        max_tokens: int = 0,
         max_requests: int | None = None,
         capture: Callable[[], Capture] = OnGpu,
         states: StatePool | None = None,
@@ -56,8 +58,9 @@ class ModelRunner:
         self.prefill_reads = prefill_reads
         self.scratch_bytes = scratch_bytes
         self.device = next(model.parameters()).device
-        self._graph_rows, self._max_tokens, self._capture = graph_rows, max_tokens, capture
         self._max_requests = max_requests
+        self.max_tokens = 0
+        self._graph_rows, self._capture = graph_rows, capture
         self._graphs: DecodeGraphs | None = None
 
     @property
@@ -134,7 +137,7 @@ class ModelRunner:
                 lambda s: self._call(s.tokens, s.positions, s.last, s.batch, None),
                 self.pool.plan,
                 most=self._graph_rows,
-                max_tokens=self._max_tokens,
+                max_tokens=self.max_tokens,
                 max_requests=self._max_requests,
                 device=self.device,
                 capture=self._capture(),
