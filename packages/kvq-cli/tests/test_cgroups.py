@@ -26,12 +26,12 @@ def root(tmp_path):
     return write
 
 
-def v2(path, limit, used, inactive=0):
+def v2(path, limit, used, inactive=0, active=7):
     where = f"sys/fs/cgroup{path}"
     return {
         f"{where}/memory.max": limit,
         f"{where}/memory.current": used,
-        f"{where}/memory.stat": f"anon 1\ninactive_file {inactive}\nactive_file 7",
+        f"{where}/memory.stat": f"anon 1\ninactive_file {inactive}\nactive_file {active}",
     }
 
 
@@ -58,15 +58,43 @@ def test_what_version_2_leaves(root, files, expected):
     assert cgroups.free_bytes(root(OWN | files)) == expected
 
 
-def test_what_version_1_leaves(root):
+V1 = {"proc/self/cgroup": "12:cpu,cpuacct:/x\n5:memory:/docker/ab\n0::/x"}
+
+
+def v1(limit, used, inactive, active=0):
+    """Of the group and all below it; its own pages are among them."""
     where = "sys/fs/cgroup/memory/docker/ab"
-    files = {
-        "proc/self/cgroup": "12:cpu,cpuacct:/x\n5:memory:/docker/ab\n0::/x",
-        f"{where}/memory.limit_in_bytes": 100 * MIB,
-        f"{where}/memory.usage_in_bytes": 80 * MIB,
-        f"{where}/memory.stat": f"inactive_file 1\ntotal_inactive_file {30 * MIB}",
+    return V1 | {
+        f"{where}/memory.limit_in_bytes": limit,
+        f"{where}/memory.usage_in_bytes": used,
+        f"{where}/memory.stat": "inactive_file 1\nactive_file 2\n"
+        f"total_inactive_file {inactive}\ntotal_active_file {active}",
     }
-    assert cgroups.free_bytes(root(files)) == 50 * MIB
+
+
+def test_what_version_1_leaves(root):
+    assert cgroups.free_bytes(root(v1(100 * MIB, 80 * MIB, 30 * MIB))) == 50 * MIB
+
+
+# 30 MiB of a program's own, and of 50 MiB of mapped weights what was read, in use or not
+READ = {"none": (0, 0), "all, once": (50, 0), "all, in use": (0, 50), "some": (20, 10)}
+
+
+@pytest.mark.parametrize("inactive, active", READ.values(), ids=READ)
+def test_mapped_weights_count_once_whatever_was_read_of_them(root, inactive, active):
+    used = (30 + inactive + active) * MIB
+
+    def left(limit):
+        where = root(OWN | v2("/pod/box", limit * MIB, used, inactive * MIB, active * MIB))
+        return cgroups.free_bytes(where, mapped_bytes=50 * MIB)
+
+    assert left(100) == 20 * MIB
+    assert left(70) == -10 * MIB, "not even they have room"
+
+
+def test_mapped_weights_count_once_in_version_1(root):
+    where = root(v1(100 * MIB, 80 * MIB, 10 * MIB, 40 * MIB))
+    assert cgroups.free_bytes(where, mapped_bytes=50 * MIB) == 20 * MIB
 
 
 def test_no_control_groups_are_no_limit(tmp_path):
@@ -79,7 +107,7 @@ def test_a_cpu_has_the_smaller_of_the_machines_memory_and_the_containers(
 ):
     available = SimpleNamespace(available=1000)
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: available)
-    monkeypatch.setattr(machine.cgroups, "free_bytes", lambda: limit)
+    monkeypatch.setattr(machine.cgroups, "free_bytes", lambda mapped_bytes: limit)
     assert machine.free_bytes(torch.device("cpu")) == expected
 
 

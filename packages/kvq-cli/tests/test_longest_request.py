@@ -59,7 +59,7 @@ def test_a_rebuild_leaves_memory_for_all_that_its_pages_hold(served, monkeypatch
     before = core.max_model_len
     num_tokens = core.cache.num_tokens
     needed = room.limits.needs(room.shape, num_tokens)
-    monkeypatch.setattr(machine, "free_bytes", lambda device: needed)
+    monkeypatch.setattr(machine, "free_bytes", lambda device, mapped_bytes: needed)
     report = core.rebuild(num_tokens=num_tokens)
     assert (report.before.max_model_len, report.after.max_model_len) == (before, num_tokens)
     assert core.max_model_len == core.runner.max_tokens == num_tokens

@@ -5,20 +5,21 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 
-def free_bytes(root: Path = Path("/")) -> int | None:
+def free_bytes(root: Path = Path("/"), mapped_bytes: int = 0) -> int | None:
     """Bytes below the tightest memory limit of this process's control groups; None = no limit.
 
     Parameters
     ----------
     root : where /proc and /sys are
+    mapped_bytes : of mapped files, which count as used; below 0 where not even they have room
     """
     rooms = [
         room
         for version, group in _groups(root, "memory")
         for above in _with_ancestors(group)
-        if (room := _room(root, version, above)) is not None
+        if (room := _room(root, version, above, mapped_bytes)) is not None
     ]
-    return max(0, min(rooms)) if rooms else None
+    return max(-mapped_bytes, min(rooms)) if rooms else None
 
 
 def cpus(root: Path = Path("/")) -> float | None:
@@ -50,20 +51,24 @@ def _with_ancestors(group: PurePosixPath) -> list[PurePosixPath]:
     return [group, *group.parents]
 
 
-def _room(root: Path, version: int, group: PurePosixPath) -> int | None:
+def _room(root: Path, version: int, group: PurePosixPath, mapped_bytes: int) -> int | None:
     if version == 2:
         folder = root / "sys/fs/cgroup" / group.relative_to("/")
-        limit, usage, inactive = "memory.max", "memory.current", "inactive_file"
+        limit, usage, prefix = "memory.max", "memory.current", ""
     else:
         folder = root / "sys/fs/cgroup/memory" / group.relative_to("/")
         limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        inactive = "total_inactive_file"
+        prefix = "total_"
     most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
     if not most.isdigit() or not used.isdigit():
         return None  # no such file, or "max"
     statistics = dict(line.split(maxsplit=1) for line in _read(folder / "memory.stat").splitlines())
+    active, inactive = (
+        int(statistics.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive")
+    )
     # the kernel drops cached files that nobody used lately before it refuses memory
-    return int(most) - max(0, int(used) - int(statistics.get(inactive, 0)))
+    room = int(most) - max(0, int(used) - inactive)
+    return room - max(0, mapped_bytes - active)  # those in use are in what is used
 
 
 def _share(root: Path, version: int, group: PurePosixPath) -> float | None:

@@ -170,11 +170,12 @@ def assemble(
         chosen = choose_cache(cache_dtype, shape, options, device, dtype)
         return checked_cache(chosen, shape, options, device, dtype)
 
+    mapped = machine.mapped_bytes(model.parameters())
     means = CacheMeans(
         choose=choose,
-        free_bytes=lambda: machine.free_bytes(device),
+        free_bytes=lambda: machine.free_bytes(device, mapped),
         workspace_bytes=lambda longest: limits.needs(shape, min(context, longest)),
-        host_free_bytes=lambda: machine.free_bytes(torch.device("cpu")),
+        host_free_bytes=lambda: max(0, machine.free_bytes(torch.device("cpu"), mapped)),
         shared=device.type == "cpu",
     )
     running, snapshots, states = options.max_running_requests, options.snapshots, None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -63,11 +66,42 @@ def choose_threads(wanted: int | None) -> int:
     return max(1, int(min(allowed)))
 
 
-def free_bytes(device: torch.device) -> int:
-    """Bytes of a device's memory that can be allocated now; a container's limit counts."""
+def mapped_bytes(weights: Iterable[torch.Tensor], maps: Path = Path("/proc/self/maps")) -> int:
+    """Bytes of weights that are mapped files, which Linux counts as memory that could be had.
+
+    0 on other systems: there what was read of a file counts as used, as long as it stays.
+
+    Parameters
+    ----------
+    maps : Linux's list of what this process has mapped
+    """
+    if not maps.exists():
+        return 0
+    lines = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
+    # address range, permissions, offset, device, inode, and what is mapped there
+    files = sorted(
+        tuple(int(end, 16) for end in fields[0].split("-")) for fields in lines if fields[4] != "0"
+    )
+    total = 0
+    for each in weights:
+        before = bisect_right(files, each.data_ptr(), key=lambda ends: ends[0])
+        on_host = each.device.type == "cpu"
+        if on_host and before and each.data_ptr() < files[before - 1][1]:
+            total += each.nbytes
+    return total
+
+
+def free_bytes(device: torch.device, mapped_bytes: int = 0) -> int:
+    """Bytes of a device's memory that can be allocated now; a container's limit counts.
+
+    Parameters
+    ----------
+    mapped_bytes : of the host's memory, which count as used though the system may not say so;
+        below 0 where not even they have room
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps unused is free
         return int(torch.cuda.mem_get_info(device)[0])
-    available = int(psutil.virtual_memory().available)
-    limit = cgroups.free_bytes()
+    available = int(psutil.virtual_memory().available) - mapped_bytes
+    limit = cgroups.free_bytes(mapped_bytes=mapped_bytes)
     return available if limit is None else min(available, limit)

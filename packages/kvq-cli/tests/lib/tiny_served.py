@@ -38,7 +38,7 @@ def serve_instead(
     model.save_pretrained(path)
     loaded = loaded_from(model)
     monkeypatch.setattr(compose, "load", lambda *_, **__: loaded)
-    monkeypatch.setattr(machine, "free_bytes", lambda device: free_bytes)
+    monkeypatch.setattr(machine, "free_bytes", lambda device, mapped_bytes=0: free_bytes)
     return loaded
 
 

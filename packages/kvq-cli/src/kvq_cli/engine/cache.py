@@ -47,7 +47,8 @@ class CacheMeans:
     Attributes
     ----------
     choose : cache dtype → choice; a ValueError says why there is none
-    free_bytes : bytes that a pool may take beside all that is allocated now
+    free_bytes : bytes that a pool may take beside weights and all that is allocated now; below 0
+        where weights in mapped files, which take none until they are read, have no room
     workspace_bytes : longest request (tokens) → bytes that computing it takes at its peak
     host_free_bytes : bytes of host memory that copies of live pages may take meanwhile
     shared : whether host and pool memory are the same
