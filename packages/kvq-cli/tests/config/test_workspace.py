@@ -144,6 +144,23 @@ def test_workspace_grows_with_what_it_depends_on_and_shrinks_with_ranks():
     assert needed(ranks=2) < needed()
 
 
+@pytest.mark.parametrize("heads", [4, 9, 32])
+def test_a_workspace_is_enough_for_every_shorter_request(heads):
+    """Of few long rows a block of scores holds fewer bytes than of some that are shorter."""
+    model = shape(num_heads=heads, num_kv_heads=1, max_position=10**7)
+    row = 2 * heads * 4
+    whole = [SCORE_BYTES // (row * rows) for rows in (1, 2, 3, 63, BLOCK_ROWS)]
+    contexts = sorted({*whole, *(n + 1 for n in whole), *(n + n // 3 for n in whole)})
+    found = [
+        workspace(model, context=n, on_host=True, max_running_requests=1, max_prefill_tokens=64)
+        for n in contexts
+    ]
+    for context, each in zip(contexts, found, strict=True):
+        step = min(BLOCK_ROWS, max(1, SCORE_BYTES // (row * context)))  # as the reference takes
+        assert each.attention >= 3 * context * model.head_dim * 4 + step * row * context
+    assert found == sorted(found, key=lambda each: each.nbytes)
+
+
 def test_where_every_layer_forgets_the_context_does_not_matter():
     model = shape(windows=(64, 64), max_position=10**6)
     limits = {"max_running_requests": 2, "max_prefill_tokens": 32}

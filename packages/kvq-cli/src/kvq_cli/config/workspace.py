@@ -209,6 +209,10 @@ def _part_bytes(model: ModelGeometry, ranks: int, requests: int, tokens: int, co
 
 
 def _score_bytes(heads: int, context: int) -> int:
-    """A block of query rows over all they see, of the cache and of the step, and the two joined."""
+    """A block of query rows over all they see, of the cache and of the step, and the two joined.
+
+    Of a request of `context` tokens or fewer: one whose rows just fill a block takes more than one
+    that is longer, of whose rows fewer fit.
+    """
     row = 2 * heads * context * FP32
-    return row * min(BLOCK_ROWS, max(1, SCORE_BYTES // row))
+    return max(row, min(BLOCK_ROWS * row, SCORE_BYTES))
