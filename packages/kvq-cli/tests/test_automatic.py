@@ -12,12 +12,13 @@ from geometries import shape
 from published import CONFIGS
 
 import kvq_codecs
-from kvq_cli.automatic import automatic, check_context, room_for, state_notes
+from kvq_cli.automatic import automatic, check_context, room_for
 from kvq_cli.choosing import choose_cache
 from kvq_cli.config import ConfigError, ModelGeometry, geometry, parse_cache_dtype
 from kvq_cli.evaluation.evidence import Evidence, Measured
 from kvq_cli.ladder import LADDER
 from kvq_cli.models.source import ModelSource
+from kvq_cli.notes import state_notes
 from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Budget
 

@@ -189,21 +189,6 @@ def limits_of(
     )
 
 
-def state_notes(shape: ModelGeometry, options: ServeOptions) -> tuple[str, ...]:
-    """What a user should know of a model with linear-attention layers."""
-    if shape.state is None:
-        if options.state_snapshots:
-            return ("--state-snapshots does nothing: this model has no linear-attention layers",)
-        return ()
-    if options.cache_type == "none" or options.snapshots:
-        return ()
-    return (
-        "this model's linear-attention layers keep a state that pages do not hold: with "
-        "--state-snapshots 0 requests that begin alike are computed whole, as with --cache-type "
-        "none",
-    )
-
-
 def automatic(room: Room) -> tuple[str, str]:
     """The format that `auto` takes, and why, in words for the user."""
     name, why = _chosen(room)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kvq_cli import machine
-from kvq_cli.automatic import Room, automatic, check_context, limits_of, room_for, state_notes
+from kvq_cli.automatic import Room, automatic, check_context, limits_of, room_for
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
@@ -37,6 +37,7 @@ from kvq_cli.models.compiled import compile_parts
 from kvq_cli.models.convert import Progress
 from kvq_cli.models.loader import LoadedModel, load, read_config
 from kvq_cli.models.source import resolve
+from kvq_cli.notes import attention_notes, capacity_notes, state_notes
 from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Budget, Pool
 
@@ -128,8 +129,8 @@ def build_engine(
                 *(harm(cache.choice.cache_dtype) or quality_notes(shape, formats)),
                 *rotary_notes(shape, limits.context),
                 *state_notes(shape, options),
-                *_attention_notes(cache.choice),
-                *_capacity_notes(limits.context, cache.max_tokens),
+                *attention_notes(cache.choice),
+                *capacity_notes(limits.context, cache.max_tokens),
             ),
         )
 
@@ -278,12 +279,6 @@ def _checked(choice: CacheChoice) -> str:
     return f"checked: {choice.check}{instead}"
 
 
-def _attention_notes(choice: CacheChoice) -> tuple[str, ...]:
-    lacking = choice.backends.passed_over
-    slower = (f"not all attention is as fast as it could be: {words}" for words in lacking)
-    return (*slower, *(choice.check.fallbacks if choice.check else ()))
-
-
 def _states(states: StatePool | None) -> dict[str, int]:
     """What a summary says of them."""
     if states is None:
@@ -293,13 +288,3 @@ def _states(states: StatePool | None) -> dict[str, int]:
         "states": states.num_requests,
         "snapshots": states.num_snapshots,
     }
-
-
-def _capacity_notes(context: int, fits: int | None) -> tuple[str, ...]:
-    if fits is None or fits >= context:
-        return ()
-    return (
-        f"only {fits} of the model's {context} tokens of context fit in the cache, with what "
-        "computing them takes: requests are limited to that; choose a smaller --kv-cache-dtype or "
-        "a larger --num-tokens",
-    )

@@ -9,9 +9,9 @@ import torch
 from tiny_families import tiny
 from tiny_models import generate, greedy, make_engine, random_prompt, run, tokens_of
 
-from kvq_cli.automatic import state_notes
 from kvq_cli.compose import ServeOptions
 from kvq_cli.config import ConfigError, geometry
+from kvq_cli.notes import state_notes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
