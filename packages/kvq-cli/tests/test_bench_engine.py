@@ -4,12 +4,19 @@ import json
 
 import pytest
 import torch
+from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-from kvq_cli.benching import engines
+from kvq_attention.bench.cases import Extend
+from kvq_cli import cgroups
+from kvq_cli.benching import engines, peer
 from kvq_cli.benching.plan import EnginePlan, RandomModel, parse_steps
 from kvq_cli.config import ConfigError
 from kvq_cli.main import app
+from kvq_cli.models import attention
+from kvq_cli.plots import bar_chart
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = "1x64x64"
 CASES = parse_steps("3x40,24+32")
@@ -77,16 +84,67 @@ def test_the_same_steps_compiled_and_beside_transformers_own(tmp_path, monkeypat
     monkeypatch.setattr("kvq_cli.benching.session.compile_parts", compiled.append)
     path = tmp_path / "record.json"
     given = ["--random", TINY, "--shape", "4/2x16", "--device", "cpu", "--dtype", "float32"]
-    given += ["--kv-cache-dtype", "fp32", "--cases", "2x20,16+16", "--repeat", "1"]
+    given += ["--kv-cache-dtype", "fp32", "--cases", "2x20,16+0,16+16", "--repeat", "1"]
     result = CliRunner().invoke(
         app, ["bench", "engine", *given, "--compile", "--peer", "--json", str(path)]
     )
     assert result.exit_code == 0, result.output
     record = json.loads(path.read_text())
-    decode, chunk = record["rows"]
-    assert decode["transformers_ms"] > 0 and chunk["transformers_ms"] is None
+    decode, prompt, chunk = record["rows"]
+    for row, tokens in ((decode, 2), (prompt, 16)):
+        rate = tokens / row["transformers_ms"] * 1e3
+        assert row["transformers_tokens_per_s"] == pytest.approx(rate, rel=0.01) and rate > 0
+    assert chunk["transformers_ms"] is chunk["transformers_tokens_per_s"] is None
+    assert bar_chart(record).count("transformers tokens per s") == 1
     assert len(compiled) == 1 and record["title"].startswith("Steps of the engine, compiled")
     assert record["command"].endswith("--compile --peer")
+
+
+def test_transformers_own_steps_have_the_tokens_of_their_case(plan):
+    model, calls = engines.make_model(plan), []
+
+    def noted(module, args, kwargs):
+        calls.append((int(kwargs["position_ids"][0, 0]), tuple(kwargs["input_ids"].shape)))
+
+    model.register_forward_pre_hook(noted, with_kwargs=True)
+    peer.step_ms(model, CASES[0], repeat=1)
+    short = [(0, (3, 40)), (40, (3, 1))]
+    assert calls == [*short, *short, *((40 + n, (3, 1)) for n in range(1, peer.STEPS + 1)), *short]
+    calls.clear()
+    peer.step_ms(model, Extend(24, 0), repeat=2)
+    assert calls == [(0, (1, 24)), (24, (1, 1)), (0, (1, 24)), (0, (1, 24))]
+    calls.clear()
+    assert peer.step_ms(model, CASES[1]) is None and not calls
+    assert model.config._attn_implementation == attention.IMPLEMENTATION
+
+
+def test_a_model_from_its_package_beside_transformers_own(tmp_path, smollm2_dir):
+    path, pair = tmp_path / "record.json", "k=q8_0,v=q4_0"
+    given = ["--device", "cpu", "--cases", "1x8,8+0", "--repeat", "1", "--peer"]
+    given += ["--kv-cache-dtype", f"bf16,{pair}", "--json", str(path)]
+    result = CliRunner().invoke(app, ["bench", "engine", "demo", *given])
+    assert result.exit_code == 0, result.output
+    record = json.loads(path.read_text())
+    assert [(row["case"], row["cache"]) for row in record["rows"]] == [
+        (case, cache) for case in ("1x8", "8+0") for cache in ("bf16", pair)
+    ]
+    assert all(row["transformers_tokens_per_s"] > 0 for row in record["rows"])
+    assert record["title"].startswith("Steps of the engine, demo, ")
+
+
+@pytest.mark.parametrize("model", [["demo"], ["--random", TINY]])
+def test_what_a_model_cannot_store_is_refused_before_weights(model, monkeypatch):
+    for read in ("load", "random_llama"):
+        monkeypatch.setattr(engines, read, lambda *_, **__: pytest.fail("weights were read"))
+    given = [*model, "--device", "cpu", "--kv-cache-dtype", "bf16,q9"]
+    result = CliRunner().invoke(app, ["bench", "engine", *given])
+    assert result.exit_code == 2 and "'q9': it is no format" in " ".join(result.output.split())
+
+
+def test_on_a_gpu_a_model_computes_in_the_type_that_it_was_trained_in(plan):
+    config = LlamaConfig(dtype="float16")
+    for device, dtype in (("cuda", torch.float16), ("cpu", torch.float32)):
+        assert engines.checked_dtype(plan, config, torch.device(device)) == dtype
 
 
 @pytest.mark.parametrize(
@@ -104,8 +162,11 @@ def test_what_cannot_be_measured_is_refused(given, said):
     assert result.exit_code == 2 and said in " ".join(result.output.split())
 
 
-def test_a_random_model_is_served_as_others_are(plan):
+def test_a_random_model_is_served_as_others_are(plan, monkeypatch):
+    monkeypatch.setattr(cgroups, "cpus", lambda: 1.0)
+    torch.set_num_threads(2)
     model = engines.make_model(plan)
+    assert torch.get_num_threads() == 1, "a container's share counts"
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert all(bool(p.isfinite().all()) for p in model.parameters())
     with pytest.raises(ConfigError, match="LAYERSxHIDDENxINNER"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from kvq_attention.bench.cases import Case, Extend
@@ -19,7 +20,7 @@ from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import SamplingParams
 from kvq_cli.engine.scheduler import Schedule
 from kvq_cli.models import attention
-from kvq_cli.models.loader import load
+from kvq_cli.models.loader import load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Pool, pages_for_tokens
@@ -38,25 +39,40 @@ class NoText:
 
 
 def make_model(plan: EnginePlan) -> Any:
-    """The model on its device, attending through kvq."""
+    """The model on its device, attending through kvq.
+
+    What cannot be measured of it is refused before weights are made or read.
+    """
     device = machine.choose_device(plan.device)
+    torch.set_num_threads(machine.choose_threads(None))  # as served
     if isinstance(plan.model, RandomModel):
-        dtype = machine.choose_dtype(plan.dtype, device, None)
-        model = random_llama(plan.model, most_tokens(plan), device, dtype)
+        positions = max(_most_tokens(plan, case) for case in plan.cases)
+        config = random_config(plan.model, positions)
+        dtype = checked_dtype(plan, config, device)
+        model = random_llama(config, device, dtype)
     else:
         source = resolve(plan.model)
-        dtype = machine.choose_dtype(plan.dtype, device, None)
+        dtype = checked_dtype(plan, read_config(source), device)
         model = load(source, dtype=dtype, device=device).model
-    check_servable(geometry(model.config.to_dict()))
     attention.install(model)
     return model
 
 
-def random_llama(
-    size: RandomModel, positions: int, device: torch.device, dtype: torch.dtype
-) -> Any:
-    """A model of that size, made on its device."""
-    config = LlamaConfig(
+def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """Of the weights of a model whose cases can all be measured; what cannot is refused."""
+    shape = geometry(config.to_dict())
+    check_servable(shape)
+    dtype = machine.choose_dtype(plan.dtype, device, config)
+    for case, cache in product(plan.cases, plan.formats):
+        options = _options(plan, cache, case)
+        check_graphs(options, device, shape)
+        choose_cache(cache, shape, options, device, dtype)
+    return dtype
+
+
+def random_config(size: RandomModel, positions: int) -> LlamaConfig:
+    """Of a model of that size."""
+    return LlamaConfig(
         hidden_size=size.hidden,
         intermediate_size=size.inner,
         num_hidden_layers=size.layers,
@@ -66,6 +82,10 @@ def random_llama(
         vocab_size=VOCABULARY,
         max_position_embeddings=positions,
     )
+
+
+def random_llama(config: LlamaConfig, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model of that config, made on its device."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -78,14 +98,23 @@ def random_llama(
     return model.train(False)
 
 
-def most_tokens(plan: EnginePlan) -> int:
-    """Of the longest request."""
-    return max(case.context for case in plan.cases) + spare(plan)
+def _most_tokens(plan: EnginePlan, case: Case | Extend) -> int:
+    """Of a request; one of decodes grows."""
+    return case.context + plan.repeat + 8
 
 
-def spare(plan: EnginePlan) -> int:
-    """Tokens that a request of decodes grows by."""
-    return plan.repeat + 8
+def _options(plan: EnginePlan, cache: str, case: Case | Extend) -> ServeOptions:
+    batch = case.batch if isinstance(case, Case) else 1
+    return ServeOptions(
+        "benchmark",
+        kv_cache_dtype=cache,
+        page_tokens=plan.page_tokens,
+        max_running_requests=batch,
+        max_prefill_tokens=batch * _most_tokens(plan, case),
+        attention_backend=plan.attention_backend,
+        cuda_graph_max_bs=plan.graph_rows,
+        cache_type="none",
+    )
 
 
 class Pretending:
@@ -114,20 +143,9 @@ class Pretending:
 
 def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -> Engine:
     """An engine with room for a case, of which everything is zero."""
-    batch, tokens = (case.batch if isinstance(case, Case) else 1), case.context + spare(plan)
+    options, tokens = _options(plan, cache, case), _most_tokens(plan, case)
     shape = geometry(model.config.to_dict())
-    options = ServeOptions(
-        "benchmark",
-        kv_cache_dtype=cache,
-        page_tokens=plan.page_tokens,
-        max_running_requests=batch,
-        max_prefill_tokens=batch * tokens,
-        attention_backend=plan.attention_backend,
-        cuda_graph_max_bs=plan.graph_rows,
-        cache_type="none",
-    )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
-    check_graphs(options, device, shape)
     choice = choose_cache(cache, shape, options, device, dtype)
     engine = assemble(
         model,
@@ -135,7 +153,7 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         shape,
         choice,
         options,
-        num_pages=batch * pages_for_tokens(tokens, plan.page_tokens) + 1,
+        num_pages=options.max_running_requests * pages_for_tokens(tokens, plan.page_tokens) + 1,
         context=tokens,
     )
     _clear(engine.cache.pool, shape.num_layers)

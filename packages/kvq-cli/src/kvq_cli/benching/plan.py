@@ -50,7 +50,7 @@ class EnginePlan:
     cases : steps: decodes of so many requests with so many tokens, prompts' chunks over a past
     graph_rows : most decodes of a step that CUDA graphs replay; 0 = none, None = as served
     compile : the small parts of the model
-    peer : whether transformers' own generate decodes, too
+    peer : whether transformers' own generate decodes and computes whole prompts, too
     repeat : steps that are timed
     """
 

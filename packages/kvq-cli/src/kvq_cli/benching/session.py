@@ -17,7 +17,7 @@ import kvq_pools
 from kvq_attention.bench import Table, machine
 from kvq_attention.bench.cases import Case, Extend
 from kvq_cli.benching.engines import about_to_decode, about_to_extend, make_engine, make_model
-from kvq_cli.benching.peer import decode_ms
+from kvq_cli.benching.peer import step_ms
 from kvq_cli.benching.plan import EnginePlan, RandomModel
 from kvq_cli.config import geometry
 from kvq_cli.engine.engine import Engine
@@ -31,8 +31,8 @@ WHAT = (
     "milliseconds of one step of the engine, sampling and all that the host does included, median; "
     "tokens that a step computes or, of decodes, generates a second; alone: the model as it is, "
     "without any attention, from a CUDA graph on a GPU; transformers: a step of its own generate "
-    "with its dynamic cache, by SDPA; prompts before the engine's steps are not computed, the "
-    "cache's rows are zeros"
+    "with its dynamic cache, by SDPA, of prompts where nothing is before them; prompts before the "
+    "engine's steps are not computed, the cache's rows are zeros"
 )
 WARM_UP = 3  # steps before the first that counts
 
@@ -45,11 +45,11 @@ def run(plan: EnginePlan, command: str, tell: Callable[[str, int, int], None]) -
     device = next(model.parameters()).device
     todo = [(case, cache) for case in plan.cases for cache in plan.formats]
     alone: dict[Case | Extend, float] = {}
-    peers: dict[Case | Extend, float] = {}
+    peers: dict[Case | Extend, float | None] = {}
     for case in plan.cases:
         tell(f"{case.name}, others", 0, len(todo))
-        if isinstance(case, Case) and plan.peer:
-            peers[case] = decode_ms(model, case.batch, case.context)
+        if plan.peer:
+            peers[case] = step_ms(model, case)
         alone[case] = _alone(model, _tokens(case), plan.repeat)
     if plan.compile:
         compile_parts(model)
@@ -157,7 +157,8 @@ def _row(
         "tokens_per_s": round(tokens / median * 1e3, 1),
         "alone_ms": round(alone, 3),
         "times_alone": round(median / alone, 3),
-        "transformers_ms": peer if peer is None else round(peer, 3),
+        "transformers_ms": peer and round(peer, 3),
+        "transformers_tokens_per_s": peer and round(tokens / peer * 1e3, 1),
     }
 
 
@@ -168,11 +169,17 @@ def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], second
     versions = machine.versions(device)
     packages = {"transformers": transformers, "kvq-cli": kvq_cli, "kvq-pools": kvq_pools}
     versions |= {name: package.__version__ for name, package in packages.items()}
+    plot: dict[str, Any] = {"label": "{cache}", "series": "case", "values": "tokens_per_s"}
+    if plan.peer:
+        plot = {
+            "label": "{case}, {cache}",
+            "values": ["tokens_per_s", "transformers_tokens_per_s"],
+        }
     return {
         "kind": "engine-steps",
         "title": f"{kind}, {name}, {hardware.partition(',')[0]}",
         "what": WHAT,
-        "plot": {"label": "{cache}", "series": "case", "values": "tokens_per_s"},
+        "plot": plot,
         "hardware": hardware,
         "versions": versions,
         "command": command,
@@ -189,8 +196,10 @@ def tables(record: Record) -> list[Table]:
         line = (
             *(row["cache"], row["backend"], "yes" if row["graphs"] else "no"),
             *(f"{row[name]:,.2f}" for name in ("step_ms", "alone_ms", "times_alone")),
-            f"{row['tokens_per_s']:,.1f}",
-            "" if row["transformers_ms"] is None else f"{row['transformers_ms']:,.1f}",
+            *(
+                "" if row[name] is None else f"{row[name]:,.1f}"
+                for name in ("tokens_per_s", "transformers_tokens_per_s")
+            ),
         )
         found.setdefault(row["case"], []).append(line)
     columns = (
@@ -201,6 +210,6 @@ def tables(record: Record) -> list[Table]:
         "alone, ms",
         "× alone",
         "tokens/s",
-        "transformers, ms",
+        "transformers, tokens/s",
     )
     return [Table(f"steps {case}", columns, tuple(lines)) for case, lines in found.items()]

@@ -167,7 +167,9 @@ EngineCompile = Annotated[bool, typer.Option("--compile", help="As `kvq serve` t
 EnginePeer = Annotated[
     bool,
     typer.Option(
-        "--peer", help="Also decode by transformers' own generate, with its cache, by SDPA."
+        "--peer",
+        help="Also decode and compute whole prompts by transformers' own generate, with its cache, "
+        "by SDPA.",
     ),
 ]
 EngineRepeat = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that are timed.")]
