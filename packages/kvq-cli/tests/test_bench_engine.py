@@ -100,6 +100,20 @@ def test_the_same_steps_compiled_and_beside_transformers_own(tmp_path, monkeypat
     assert record["command"].endswith("--compile --peer")
 
 
+def test_a_run_cut_off_leaves_what_it_measured(tmp_path, monkeypatch):
+    def cut(model, plan, cache, case):
+        if cache == "q4_0":
+            raise KeyboardInterrupt
+        return make(model, plan, cache, case)
+
+    make = engines.make_engine
+    monkeypatch.setattr("kvq_cli.benching.session.make_engine", cut)
+    path = tmp_path / "record.json"
+    given = ["--random", TINY, "--shape", "4/2x64", "--device", "cpu", "--cases", "2x20"]
+    CliRunner().invoke(app, ["bench", "engine", *given, "--repeat", "1", "--json", str(path)])
+    assert [row["cache"] for row in json.loads(path.read_text())["rows"]] == ["bf16", "q8_0"]
+
+
 def test_transformers_own_steps_have_the_tokens_of_their_case(plan):
     model, calls = engines.make_model(plan), []
 

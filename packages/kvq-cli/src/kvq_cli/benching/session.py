@@ -37,9 +37,14 @@ WHAT = (
 WARM_UP = 3  # steps before the first that counts
 
 
-def run(plan: EnginePlan, command: str, tell: Callable[[str, int, int], None]) -> Record:
-    """Measure every case in every format."""
-    begin = time.monotonic()
+def run(
+    plan: EnginePlan,
+    command: str,
+    tell: Callable[[str, int, int], None],
+    keep: Callable[[Record], None] = lambda _: None,
+) -> Record:
+    """Measure every case in every format; `keep` is given the record after each."""
+    begin, record = time.monotonic(), Record()
     tell("making the model", 0, 1)
     model = make_model(plan)
     device = next(model.parameters()).device
@@ -53,17 +58,19 @@ def run(plan: EnginePlan, command: str, tell: Callable[[str, int, int], None]) -
         alone[case] = _alone(model, _tokens(case), plan.repeat)
     if plan.compile:
         compile_parts(model)
-    rows = []
+    rows: list[Row] = []
     for done, (case, cache) in enumerate(todo):
         tell(f"{case.name}, {cache}", done, len(todo))
         engine = make_engine(model, plan, cache, case)
         times = _decodes(engine, case, plan) if isinstance(case, Case) else _chunks(engine, case)
         rows.append(_row(case, cache, engine, times, alone[case], peers.get(case)))
+        record = _record(plan, command, device.type, rows, time.monotonic() - begin)
+        keep(record)
         del engine
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    return _record(plan, command, device.type, rows, time.monotonic() - begin)
+    return record
 
 
 def _tokens(case: Case | Extend) -> int:

@@ -122,12 +122,15 @@ def engine(
         said += [f"--cuda-graph-max-bs {cuda_graph_max_bs}"]
     said += [option for option, on in (("--compile", compile), ("--peer", peer)) if on]
     command = " ".join(["kvq bench engine", *said])
+
+    def keep(record: dict[str, Any]) -> None:
+        if json_file is not None:
+            write_file(json_file, attention_bench.as_json(record), "record")
+
     screen = Screen()
     with screen.progress() as tell:
-        record = benching.run(plan, command, tell)
+        record = benching.run(plan, command, tell, keep)
     for table in benching.tables(record):
         screen.table(table.title, table.columns, table.rows)
-    if json_file is not None:
-        write_file(json_file, attention_bench.as_json(record), "record")
     if plot is not None:
         write_file(plot, bar_chart(record), "plot")
