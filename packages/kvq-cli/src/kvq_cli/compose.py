@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +32,7 @@ from kvq_cli.evaluation import evidence, probe
 from kvq_cli.models import attention, rotary
 from kvq_cli.models.compiled import compile_parts
 from kvq_cli.models.convert import Progress
+from kvq_cli.models.identity import identity
 from kvq_cli.models.loader import LoadedModel, load, read_config
 from kvq_cli.models.source import resolve
 from kvq_cli.notes import attention_notes, capacity_notes, state_notes
@@ -98,7 +96,7 @@ def build_engine(
         num_pages=size.pages,
         context=limits.context,
         longest=size.context,
-        namespace=_identity(name, source.path, config),
+        namespace=identity(source.path) or name,
     )
 
     if graphs := engine.runner.prepare():
@@ -264,12 +262,6 @@ def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeomet
             f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "
             f"is {device}; leave it out, or serve on a GPU"
         )
-
-
-def _identity(name: str, path: Path, config: Any) -> str:
-    """The model in words that no other model has."""
-    said = json.dumps(config.to_dict(), sort_keys=True, default=str)
-    return f"{name} {path} {hashlib.sha256(said.encode()).hexdigest()}"
 
 
 def _checked(choice: CacheChoice) -> str:
