@@ -8,7 +8,7 @@ from decode_jobs import HEADS, decode, device
 
 __all__ = ["device", "jobs"]
 
-SHORT = 32  # pages: one chunk, without a merge
+SHORT = 8  # pages: one chunk, without a merge
 
 
 def jobs() -> Jobs:
