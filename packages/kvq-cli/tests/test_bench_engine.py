@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from kvq_attention.bench.cases import Extend
-from kvq_cli import cgroups
+from kvq_cli import cgroups, machine
 from kvq_cli.benching import engines, peer
 from kvq_cli.benching.plan import EnginePlan, RandomModel, parse_steps
 from kvq_cli.config import ConfigError
@@ -108,10 +108,13 @@ def test_a_run_cut_off_leaves_what_it_measured(tmp_path, monkeypatch):
 
     make = engines.make_engine
     monkeypatch.setattr("kvq_cli.benching.session.make_engine", cut)
-    path = tmp_path / "record.json"
+    path, plot = tmp_path / "record.json", tmp_path / "plot.svg"
     given = ["--random", TINY, "--shape", "4/2x64", "--device", "cpu", "--cases", "2x20"]
-    CliRunner().invoke(app, ["bench", "engine", *given, "--repeat", "1", "--json", str(path)])
+    given += ["--repeat", "1", "--json", str(path), "--plot", str(plot)]
+    result = CliRunner().invoke(app, ["bench", "engine", *given])
     assert [row["cache"] for row in json.loads(path.read_text())["rows"]] == ["bf16", "q8_0"]
+    assert result.exit_code == 130 and "interrupted" in result.output
+    assert "steps 2x20" in result.output and "q8_0" in plot.read_text()
 
 
 def test_transformers_own_steps_have_the_tokens_of_their_case(plan):
@@ -155,8 +158,9 @@ def test_what_a_model_cannot_store_is_refused_before_weights(model, monkeypatch)
     assert result.exit_code == 2 and "'q9': it is no format" in " ".join(result.output.split())
 
 
-def test_on_a_gpu_a_model_computes_in_the_type_that_it_was_trained_in(plan):
+def test_on_a_gpu_a_model_computes_in_the_type_that_it_was_trained_in(plan, monkeypatch):
     config = LlamaConfig(dtype="float16")
+    monkeypatch.setattr(machine, "free_bytes", lambda _: 1 << 30)
     for device, dtype in (("cuda", torch.float16), ("cpu", torch.float32)):
         assert engines.checked_dtype(plan, config, torch.device(device)) == dtype
 
@@ -169,11 +173,29 @@ def test_on_a_gpu_a_model_computes_in_the_type_that_it_was_trained_in(plan):
         (["--random", "4096"], "must be LAYERSxHIDDENxINNER"),
         (["--random", TINY, "--cases", "2k"], "must be BATCHxCONTEXT"),
         (["--random", TINY, "--device", "cpu", "--cuda-graph-max-bs", "4"], "asks for CUDA graphs"),
+        (
+            ["--random", TINY, "--shape", "4/2x63", "--device", "cpu"],
+            "head_dim must be even, got 63",
+        ),
+        (
+            ["--random", TINY, "--device", "cpu", "--cases", "1000000x1000000"],
+            "1000000x1000000 in bf16 takes",
+        ),
+        (["--random", TINY, "--plot", "plot.png"], "must end in .svg, got 'plot.png'"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(given, said):
     result = CliRunner().invoke(app, ["bench", "engine", *given])
     assert result.exit_code == 2 and said in " ".join(result.output.split())
+
+
+def test_a_context_that_the_model_was_not_made_for_is_refused(smollm2_dir):
+    """Decodes make it longer than the case says, by the steps that are timed and some more."""
+    for case in ("1x8192", "1x8183", "4k+8k"):
+        given = ["demo", "--device", "cpu", "--cases", case, "--repeat", "2"]
+        result = CliRunner().invoke(app, ["bench", "engine", *given])
+        assert result.exit_code == 2
+        assert "the model was made for 8,192 positions" in " ".join(result.output.split())
 
 
 def test_a_random_model_is_served_as_others_are(plan, monkeypatch):

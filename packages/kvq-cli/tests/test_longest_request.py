@@ -6,7 +6,7 @@ from tiny_served import llama_of, options_of, room_of, serve_instead
 
 from kvq_cli import compose, machine
 from kvq_cli.capacity import Planner
-from kvq_cli.config import CacheFormat
+from kvq_cli.config import CacheFormat, ConfigError
 from kvq_cli.engine.params import RequestRejected
 
 # What one more token takes of the workspace is many times its bytes in the cache.
@@ -42,6 +42,16 @@ def test_requests_are_as_long_as_the_workspace_was_computed_for(served):
         note.startswith(f"only {summary.max_model_len} of the model's 65536 tokens")
         for note in summary.notes
     )
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"max_model_len": 1}, {"num_pages": 1, "page_tokens": 1, "max_running_requests": 1}]
+)
+def test_a_server_that_no_request_fits_in_does_not_start(sizes, tmp_path, monkeypatch):
+    """The shortest prompt and its answer are two tokens."""
+    serve_instead(monkeypatch, tmp_path, llama_of(), 1 << 30)
+    with pytest.raises(ConfigError, match="no request could be served: the longest would hold 1 "):
+        compose.build_engine(options_of(tmp_path, **sizes))
 
 
 def test_a_plan_of_the_same_memory_says_the_same_numbers(served):

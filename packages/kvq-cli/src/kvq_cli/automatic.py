@@ -237,6 +237,15 @@ def _merit(room: Room, name: str) -> str:
     return "the nearest to fp32 of the measured formats in which they do"
 
 
+def check_longest(tokens: int) -> None:
+    """Raise `ConfigError` where the longest request would hold no prompt and its answer."""
+    if tokens < 2:
+        raise ConfigError(
+            f"no request could be served: the longest would hold {tokens} token, and the shortest "
+            "prompt and its answer take 2; raise max_model_len, num_tokens or num_pages"
+        )
+
+
 def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:
     """Raise `ConfigError` where a request as long as the user asked for can never run.
 

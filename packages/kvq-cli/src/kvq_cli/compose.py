@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from kvq_cli import machine
-from kvq_cli.automatic import Room, automatic, check_context, limits_of, room_for
+from kvq_cli.automatic import (
+    Room,
+    automatic,
+    check_context,
+    check_longest,
+    limits_of,
+    room_for,
+)
 from kvq_cli.choosing import checked_cache, choose_cache, make_plan
 from kvq_cli.config import (
     CacheFormat,
@@ -68,7 +75,7 @@ def build_engine(
     choice = choose_cache(cache_dtype, shape, options, device, dtype)
     # what does not fit without weights will not fit beside them
     bare = replace(budget, free_after_bytes=budget.free_before_bytes)
-    room.sized(choice.plan, bare)
+    check_longest(room.sized(choice.plan, bare).context)
     check_context(room, choice.cache_dtype, choice.plan)
 
     for note in (*declared, *evidence.notes(source.path, shape)):
@@ -80,6 +87,7 @@ def build_engine(
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     measured = replace(budget, free_after_bytes=_left(budget, loaded, device))
     size = room.sized(choice.plan, measured)
+    check_longest(size.context)
     attention.install(loaded.model)
     rotary.settle(loaded.model, limits.context)
     harm = _harm(room, loaded, choice)

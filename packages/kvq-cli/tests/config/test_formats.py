@@ -109,8 +109,6 @@ Q4, BF16, MIX = (
         ("2-:q4_0,0-1:bf16", [BF16, BF16, Q4, Q4]),
         ("0:k=q8_0,v=q4_0,1-2:bf16,3:k=q8_0,v=q4_0", [MIX, BF16, BF16, MIX]),
         (" 0 - 2 : v=q4_0 , k=q8_0 , 3 : bf16 ", [MIX, MIX, MIX, BF16]),
-        ("0-:q4_0", [Q4, Q4, Q4, Q4]),
-        ("0:q4_0,1:q4_0,2:q4_0,3:q4_0", [Q4, Q4, Q4, Q4]),
     ],
 )
 def test_formats_by_layer_that_are_understood(text, by_layer):
@@ -119,6 +117,13 @@ def test_formats_by_layer_that_are_understood(text, by_layer):
     assert found.layers == dict(enumerate(by_layer))
     assert parse_layer_dtypes(str(found), model) == found
     assert parse_formats(text, model) == found
+
+
+@pytest.mark.parametrize("text", ["0-:q4_0", "0:q4_0,1:q4_0,2:q4_0,3:q4_0", "0-3:k=q4_0,v=q4_0"])
+def test_layers_of_one_format_have_its_name(text):
+    """By which what was measured of it is found."""
+    assert str(parse_formats(text, shape(num_layers=4, windows=(None,) * 4))) == "q4_0"
+    assert str(parse_formats("3:q4_0,7:q4_0", hybrid())) == "q4_0"
 
 
 @pytest.mark.parametrize(

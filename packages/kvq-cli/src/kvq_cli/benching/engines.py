@@ -15,7 +15,7 @@ from kvq_cli import machine
 from kvq_cli.benching.plan import VOCABULARY, EnginePlan, RandomModel
 from kvq_cli.choosing import choose_cache
 from kvq_cli.compose import assemble, check_graphs
-from kvq_cli.config import check_servable, geometry
+from kvq_cli.config import ConfigError, check_servable, geometry
 from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.params import SamplingParams
 from kvq_cli.engine.scheduler import Schedule
@@ -26,6 +26,7 @@ from kvq_cli.serve_options import ServeOptions
 from kvq_pools import Pool, pages_for_tokens
 
 SPREAD = 0.02  # of random weights
+SPARE = 8  # tokens that a request may grow by beside those that are timed
 
 
 class NoText:
@@ -66,7 +67,22 @@ def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.devi
     for case, cache in product(plan.cases, plan.formats):
         options = _options(plan, cache, case)
         check_graphs(options, device, shape)
-        choose_cache(cache, shape, options, device, dtype)
+        choice = choose_cache(cache, shape, options, device, dtype)
+        tokens = case.context if isinstance(case, Extend) else _most_tokens(plan, case)
+        if tokens > shape.max_position:
+            raise ConfigError(
+                f"{case.name} takes requests of {tokens:,} tokens, those that steps add included, "
+                f"and the model was made for {shape.max_position:,} positions; give a shorter "
+                "case, or a smaller --repeat"
+            )
+        needed = choice.plan.nbytes(_num_pages(options, plan, case))
+        free = machine.free_bytes(device)
+        if needed > free:
+            raise ConfigError(
+                f"{case.name} in {cache} takes {needed / 2**20:,.0f} MiB of cache beside the "
+                f"weights, and {free / 2**20:,.0f} MiB are free: give fewer requests or shorter "
+                "ones, or another --kv-cache-dtype"
+            )
     return dtype
 
 
@@ -100,7 +116,12 @@ def random_llama(config: LlamaConfig, device: torch.device, dtype: torch.dtype) 
 
 def _most_tokens(plan: EnginePlan, case: Case | Extend) -> int:
     """Of a request; one of decodes grows."""
-    return case.context + plan.repeat + 8
+    return case.context + plan.repeat + SPARE
+
+
+def _num_pages(options: ServeOptions, plan: EnginePlan, case: Case | Extend) -> int:
+    per_request = pages_for_tokens(_most_tokens(plan, case), plan.page_tokens)
+    return options.max_running_requests * per_request + 1
 
 
 def _options(plan: EnginePlan, cache: str, case: Case | Extend) -> ServeOptions:
@@ -153,7 +174,7 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         shape,
         choice,
         options,
-        num_pages=options.max_running_requests * pages_for_tokens(tokens, plan.page_tokens) + 1,
+        num_pages=_num_pages(options, plan, case),
         context=tokens,
     )
     _clear(engine.cache.pool, shape.num_layers)

@@ -31,7 +31,13 @@ class RandomModel:
                 f"random model {size!r} must be LAYERSxHIDDENxINNER, such as 32x4096x11008"
             )
         layers, hidden, inner = map(int, found.groups())
-        return cls(layers, hidden, inner, parse_shape(shape))
+        layer = parse_shape(shape)
+        if layer.dim % 2:
+            raise ConfigError(
+                f"shape {layer.name}: a Llama turns pairs of a row's values, so that head_dim must "
+                f"be even, got {layer.dim}"
+            )
+        return cls(layers, hidden, inner, layer)
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from kvq_cli.commands import bench_options as o
-from kvq_cli.commands.messages import FAILED, plain_errors, refuse, write_file
+from kvq_cli.commands.messages import FAILED, check_svg, plain_errors, refuse, write_file
 
 app = typer.Typer(help="Measure this machine.", no_args_is_help=True)
 
@@ -35,15 +35,13 @@ def attention(
     from kvq_attention import bench as attention_bench
     from kvq_cli.commands.screen import Screen
     from kvq_cli.plots import bar_chart, has_figures
-    from kvq_cli.quoting import quoted
 
     plan = attention_bench.plan(
         op=op, codecs=codecs, cases=cases, pages=pages, shape=shape,
         store_tokens=store_tokens, copy_tokens=copy_tokens, backend=backend or "auto",
         device=device, repeat=repeat, budget_seconds=budget_seconds, jobs=jobs, quick=quick,
     )  # fmt: skip
-    if plot is not None and plot.suffix.lower() != ".svg":
-        refuse(f"--plot draws an SVG: the file's name must end in .svg, got {quoted(str(plot))}")
+    check_svg(plot)
     for option, path in (("--json", json_file), ("--plot", plot)):
         if path is not None:
             attention_bench.check_writable(option, path)
@@ -111,6 +109,7 @@ def engine(
         peer=peer,
         repeat=repeat,
     )
+    check_svg(plot)
     for option, path in (("--json", json_file), ("--plot", plot)):
         if path is not None:
             attention_bench.check_writable(option, path)
@@ -123,14 +122,20 @@ def engine(
     said += [option for option, on in (("--compile", compile), ("--peer", peer)) if on]
     command = " ".join(["kvq bench engine", *said])
 
-    def keep(record: dict[str, Any]) -> None:
+    record: dict[str, Any] = {}
+
+    def keep(measured: dict[str, Any]) -> None:
+        record.update(measured)
         if json_file is not None:
             write_file(json_file, attention_bench.as_json(record), "record")
 
     screen = Screen()
-    with screen.progress() as tell:
-        record = benching.run(plan, command, tell, keep)
-    for table in benching.tables(record):
-        screen.table(table.title, table.columns, table.rows)
-    if plot is not None:
-        write_file(plot, bar_chart(record), "plot")
+    try:
+        with screen.progress() as tell:
+            benching.run(plan, command, tell, keep)
+    finally:  # what is measured is shown, whatever ended the rest
+        if record:
+            for table in benching.tables(record):
+                screen.table(table.title, table.columns, table.rows)
+            if plot is not None:
+                write_file(plot, bar_chart(record), "plot")

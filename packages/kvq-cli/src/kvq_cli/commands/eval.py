@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvq_cli.commands import eval_options as o
-from kvq_cli.commands.messages import check_file, plain_errors, refuse, write_file
+from kvq_cli.commands.messages import check_file, check_svg, plain_errors, write_file
 
 
 @plain_errors
@@ -28,12 +28,9 @@ def evaluate(
     from kvq_cli.evaluation import report
     from kvq_cli.evaluation.picture import scatter
     from kvq_cli.evaluation.session import EvalOptions, Session
-    from kvq_cli.quoting import quoted
 
+    check_svg(plot)
     if plot is not None:
-        if plot.suffix.lower() != ".svg":
-            given = quoted(str(plot))
-            refuse(f"--plot draws an SVG: the file's name must end in .svg, got {given}")
         check_file(plot, "plot")
     options = EvalOptions(
         model=model,

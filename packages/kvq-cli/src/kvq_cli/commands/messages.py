@@ -9,6 +9,8 @@ from typing import NoReturn, ParamSpec
 
 import typer
 
+from kvq_cli.quoting import quoted
+
 P = ParamSpec("P")
 
 WRONG_INPUT = 2
@@ -57,6 +59,13 @@ def check_file(path: Path, what: str) -> None:
             path.unlink()
     except OSError as error:
         refuse(f"the {what} cannot be written to {path}: {error.strerror}")
+
+
+def check_svg(plot: Path | None) -> None:
+    """Refuse a plot whose name promises another kind of picture."""
+    if plot is not None and plot.suffix.lower() != ".svg":
+        given = quoted(str(plot))
+        refuse(f"--plot draws an SVG: the file's name must end in .svg, got {given}")
 
 
 def refuse(message: str, code: int = WRONG_INPUT) -> NoReturn:

@@ -102,8 +102,15 @@ def parse_layer_dtypes(text: str, model: ModelGeometry) -> LayerFormats:
 
 
 def parse_formats(text: str, model: ModelGeometry) -> Formats:
-    """What `--kv-cache-dtype` takes: with a colon it is layer by layer, else one for all."""
-    return parse_layer_dtypes(text, model) if ":" in text else parse_cache_dtype(text, BY_LAYER)
+    """What `--kv-cache-dtype` takes: with a colon it is layer by layer, else one for all.
+
+    Layers that all have one format are that format.
+    """
+    if ":" not in text:
+        return parse_cache_dtype(text, BY_LAYER)
+    formats = parse_layer_dtypes(text, model)
+    first, *others = distinct(formats)
+    return formats if others else first
 
 
 def split_formats(text: str) -> list[str]:
