@@ -71,7 +71,7 @@ def run_gated(where: Path, first: str, *options: str) -> int:
     where.mkdir(exist_ok=True)
     settings = "[pytest]\naddopts = --import-mode=importlib\nmarkers =\n    gpu\n    proves(row)\n"
     (where.parent / "pytest.ini").write_text(settings)
-    for name in ("conftest.py", "backends.py", "proofs.py"):
+    for name in ("conftest.py", "backends.py", "interpreted.py", "proofs.py"):
         (where / name).write_text((HERE / name).read_text())
     lines = ["import pytest"]
     for row in SUPPORT:
