@@ -123,3 +123,14 @@ def test_a_rebuild_may_take_what_a_start_may_and_no_page_more(saved, monkeypatch
     with pytest.raises(RebuildRejected, match=rf"about {most * 16:,} tokens fit"):
         engine.rebuild(num_tokens=(most + 1) * 16)
     assert engine.rebuild(num_tokens=most * 16).after.num_tokens == most * 16
+
+
+given: list[int] = []
+
+
+@pytest.mark.parametrize("library", [object(), type("glibc", (), {"malloc_trim": given.append})])
+def test_memory_is_given_back_where_the_c_library_can(library, monkeypatch):
+    given.clear()
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: library)
+    machine.trim()
+    assert given == [0] * hasattr(library, "malloc_trim")

@@ -91,6 +91,7 @@ def build_engine(
     attention.install(loaded.model)
     rotary.settle(loaded.model, limits.context)
     harm = _harm(room, loaded, choice)
+    machine.trim()
     if options.compile:
         parts = compile_parts(loaded.model)
         report(f"{parts} parts of the model are compiled when they are first used")
