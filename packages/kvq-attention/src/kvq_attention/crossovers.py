@@ -53,7 +53,7 @@ class Region:
 
 # Formats that decode=cuda was measured with and is the fastest for: by more than a half where
 # requests are few or short. 128 of 1,024 tokens of bf16 triton decodes faster, by up to a tenth.
-_MEASURED = (
+_FORMATS = (
     *((codec, codec) for codec in ("bf16", "q8_0", "q6_0", "q4_0", "fp8_e4m3", "fp8")),
     *((codec, codec) for codec in ("nvfp4", "iso3", "iso4")),
     ("q8_0", "q4_0"),
@@ -66,9 +66,9 @@ _H200 = (
 # Compute capability (90 is 9.0) → regions.
 FASTEST: dict[int, tuple[Region, ...]] = {
     90: (
-        Region("cuda", "decode", (*_MEASURED, ("fp16", "fp16")), (128,), (16,), range(1, 9), _H200),
+        Region("cuda", "decode", (*_FORMATS, ("fp16", "fp16")), (128,), (16,), range(1, 9), _H200),
         # pages of 32 were not measured: they lie between those of 16 and 64
-        Region("cuda", "decode", _MEASURED, (128,), (32, 64), range(4, 5), _H200),
+        Region("cuda", "decode", _FORMATS, (128,), (32, 64), range(4, 5), _H200),
     ),
 }
 

@@ -83,8 +83,8 @@ def launch(
     groups = min(num_tokens * -(-group // rows), batch.num_requests + num_tokens * group // rows)
     pieces = max(1, chunks * groups)  # of a KV head; padding alone is blanked by a block, too
     merged = chunks > 1
-    partial = None if not merged else q.new_empty(pieces, kv_heads, rows, dim, dtype=torch.float32)
-    partial_lse = None if not merged else q.new_empty(kv_heads, rows, pieces, dtype=torch.float32)
+    partial = q.new_empty(pieces, kv_heads, rows, dim, dtype=torch.float32) if merged else None
+    partial_lse = q.new_empty(kv_heads, rows, pieces, dtype=torch.float32) if merged else None
     given = arguments.Arguments(
         k=arguments.cache(k_cache),
         v=arguments.cache(v_cache),
