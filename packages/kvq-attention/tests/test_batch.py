@@ -78,10 +78,9 @@ def test_rows_and_requests_may_be_padding() -> None:
         ({"page_tokens": 4.0}, BatchError, "page_tokens must be an int .*got 4.0"),
         ({"page_tokens": True}, BatchError, "page_tokens must be an int .*got True"),
         ({"page_tokens": None}, BatchError, "page_tokens must be an int .*got None"),
-        ({"most_requests": 1}, BatchError, "at least the 2 requests of the batch and 1, got 1"),
-        ({"most_requests": 0}, BatchError, "most_requests must be None or an int .*got 0"),
-        ({"most_requests": True}, BatchError, "most_requests must be None or an int .*got True"),
-        ({"most_requests": 8.0}, BatchError, "most_requests must be None or an int .*got 8.0"),
+        ({"usual_requests": 0}, BatchError, "usual_requests must be None or an int .*got 0"),
+        ({"usual_requests": True}, BatchError, "usual_requests must be None or an int .*got True"),
+        ({"usual_requests": 8.0}, BatchError, "usual_requests must be None or an int .*got 8.0"),
     ],
 )
 def test_contradictions_are_refused(

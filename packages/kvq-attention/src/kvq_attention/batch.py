@@ -71,9 +71,9 @@ class Batch:
     page_tokens : tokens a page
     any_cut : whether a decode must give queries the bits that they get wherever their requests are
         cut into steps: prompts that are read packed
-    most_requests : requests that calls of this kind have at most, the same in each of them: of
-        many, decodes cut short requests into fewer pieces. It decides last bits, which R does not.
-        None = nobody knows, so they are cut as those of few
+    usual_requests : requests that calls of this kind usually have, the same in each of them: the
+        fewer, the more pieces decodes cut each into, so that they fill the device. It decides last
+        bits, which R does not. None = nobody knows
     host : what `requests` reads, where whoever fills the batch knows it on the host, each step
         anew: kernels may be chosen by it. None = it is not known, or changes as a graph replays
 
@@ -87,7 +87,7 @@ class Batch:
     page_tokens: int
     host: tuple[Request, ...] | None = None
     any_cut: bool = False
-    most_requests: int | None = None
+    usual_requests: int | None = None
 
     def __post_init__(self) -> None:
         _expect("query_offsets", self.query_offsets, torch.int32, 1)
@@ -100,12 +100,9 @@ class Batch:
             )
         if not self.tables:
             raise BatchError("tables is empty; a batch needs the Table of at least one tier")
-        count, most = self.num_requests, self.most_requests
-        if most is not None and (type(most) is not int or most < max(count, 1)):
-            raise BatchError(
-                f"most_requests must be None or an int of at least the {count} requests of the "
-                f"batch and 1, got {most!r}"
-            )
+        count, usual = self.num_requests, self.usual_requests
+        if usual is not None and (type(usual) is not int or usual < 1):
+            raise BatchError(f"usual_requests must be None or an int of at least 1, got {usual!r}")
         if self.query_offsets.shape[0] != count + 1:
             raise BatchError(
                 f"{count} seq_lens need {count + 1} query_offsets, got "

@@ -19,7 +19,7 @@ from .emulator.program import SOURCE, build
 RESIDENT = 3  # blocks at once: few, so that each has several pieces
 MERGING = 32  # warps of merges at once: few, so that small batches have all kinds of them
 # Of items.py; set to one number, they make chunks of as many tokens.
-CHUNK_SIZES = ("ALONE_OF_FEW", "ALONE_OF_MANY", "CHUNK_STEP", "SMALLEST_CHUNK", "LARGEST_CHUNK")
+CHUNK_SIZES = ("ALONE", "CHUNK_STEP", "SMALLEST_CHUNK", "LARGEST_CHUNK")
 ORDER = {"late": True, "backward": False}  # see emulator/program.py
 
 

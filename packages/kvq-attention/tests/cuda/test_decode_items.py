@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from math import isqrt
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 from kvq_attention import Batch, Scoring, Table
+from kvq_attention.chunks import USUAL_REQUESTS
 from kvq_attention.cuda import decode, items
 from kvq_attention.cuda.decode import Kernels, Merge
 
@@ -22,26 +22,28 @@ pytestmark = needs_compiler
 
 LONGEST = 2**31 - 1
 WINDOWS = (None, 1, 100, 5000)
+BASES = ("ALONE", "SMALLEST_CHUNK", "LARGEST_CHUNK")  # of what decides
 # Sizes of chunks: those of the package, and others whose edges lie close together.
 SIZES = (
-    {"alone": items.ALONE_OF_FEW, **items.constants()},
-    {"alone": items.ALONE_OF_MANY, **items.constants()},
+    {"wanted": 1, **items.constants()},
+    {"wanted": 6, **items.constants()},
+    {"wanted": 10**6, **items.constants()},
     {
-        **{"alone": 64, "CHUNK_STEP": 32, "SPREAD": 512},
+        **{"wanted": 3, "ALONE": 64, "CHUNK_STEP": 32},
         **{"SMALLEST_CHUNK": 32, "LARGEST_CHUNK": 96, "MOST_CHUNKS": 8},
     },
     {
-        **{"alone": 1024, "CHUNK_STEP": 128, "SPREAD": 2**18},
+        **{"wanted": 40, "ALONE": 1024, "CHUNK_STEP": 128},
         **{"SMALLEST_CHUNK": 256, "LARGEST_CHUNK": 1024, "MOST_CHUNKS": 128},
     },
 )
 
 KERNELS = """
 #include "items.cuh"
-extern "C" GLOBAL void cut_all(const i32* given, i32* out, int count, int reach, int alone,
+extern "C" GLOBAL void cut_all(const i32* given, i32* out, int count, int reach, int wanted,
                                int window) {
   for (int i = lane(); i < count; i += 32) {
-    const Cut c = cut(given[2 * i], given[2 * i + 1], reach, alone, window);
+    const Cut c = cut(given[2 * i], given[2 * i + 1], reach, wanted, window);
     out[3 * i] = c.first;
     out[3 * i + 1] = c.size;
     out[3 * i + 2] = c.count;
@@ -68,12 +70,12 @@ extern "C" GLOBAL void find_all(Arguments a, i32* out, int total) {
 """
 
 
-@pytest.fixture(params=SIZES, ids=["ours", "ours of many", "small", "large"])
+@pytest.fixture(params=SIZES, ids=["ours of many", "ours of some", "ours of one", "small", "large"])
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     given: dict[str, int] = request.param
     for name in items.constants():
         monkeypatch.setattr(items, name, given[name])
-    assert {"alone": given["alone"], **items.constants()} == given
+    assert {"wanted": given["wanted"], **items.constants()} == given
     return given
 
 
@@ -90,7 +92,7 @@ def cuts(
 ) -> list[list[int]]:
     """First position, tokens a chunk and chunks, by the device: of queries and length."""
     out = np.zeros((len(given), 3), np.int32)
-    args = [np.array(given, np.int32), out, len(given), reach, sizes["alone"], window or 0]
+    args = [np.array(given, np.int32), out, len(given), reach, sizes["wanted"], window or 0]
     program().launch("cut_all", grid=1, threads=32, args=args)
     return out.tolist()
 
@@ -100,8 +102,8 @@ def lengths_of_interest(sizes: dict[str, int]) -> list[int]:
     random = np.random.default_rng(3)
     edges = {
         base * factor + d
-        for base in (*sizes.values(), isqrt(sizes["SPREAD"] * sizes["SMALLEST_CHUNK"]))
-        for factor in (1, 2, 16, sizes["MOST_CHUNKS"])
+        for base in (sizes[name] for name in BASES)
+        for factor in (1, 2, min(sizes["wanted"], 1000), sizes["MOST_CHUNKS"])
         for d in (-1, 0, 1)
     }
     large = (2.0 ** random.uniform(10, 31, 500)).astype(np.int64).clip(1, LONGEST - 10**5)
@@ -119,8 +121,8 @@ def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
         for (asked, length), (first, size, chunks) in zip(given, found, strict=True):
             what = asked, length, reach
             assert first % items.TILE == 0 and size > 0, what
-            assert size == sizes["alone"] or size % sizes["CHUNK_STEP"] == 0, what
-            bound = items.most_chunks(reach, window, max(asked, 1), sizes["alone"])
+            assert size % sizes["CHUNK_STEP"] == 0, what
+            bound = items.most_chunks(reach, window, max(asked, 1), sizes["wanted"])
             assert chunks <= bound <= sizes["MOST_CHUNKS"], what
             assert (chunks > 0) == (asked > 0), what
             if asked and length <= reach:
@@ -131,11 +133,11 @@ def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
 
 def test_the_bound_of_chunks_is_reached(sizes: dict[str, int]) -> None:
     """A looser one would cost memory: partial results have room for it."""
-    for reach in [1, *sizes.values(), 5 * sizes["LARGEST_CHUNK"], 10**5]:
+    for reach in [1, *(sizes[name] for name in BASES), 5 * sizes["LARGEST_CHUNK"], 10**5]:
         given = [(1, length) for length in range(1, min(reach, 20000) + 1)]
         given += [(1, reach - i) for i in range(min(reach, 1000))]
         most = max(chunks for _, _, chunks in cuts(sizes, given, reach, None))
-        assert most <= items.most_chunks(reach, None, 1, sizes["alone"]) <= 2 * most, reach
+        assert most <= items.most_chunks(reach, None, 1, sizes["wanted"]) <= 2 * most, reach
 
 
 def test_the_cut_knows_nothing_of_a_requests_company(sizes: dict[str, int]) -> None:
@@ -163,10 +165,10 @@ class Launched:
 @pytest.mark.parametrize("rows", [4, 8, 16])
 def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever requests are asked for beside each other, and however many rows a block takes."""
-    sizes = SIZES[2]
+    sizes = SIZES[3]
     for name in items.constants():
         monkeypatch.setattr(items, name, sizes[name])
-    monkeypatch.setattr(items, "ALONE_OF_FEW", sizes["alone"])
+    monkeypatch.setattr(items, "wanted", lambda *_, **__: sizes["wanted"])
     step, others = Launched(), Launched()
     monkeypatch.setattr(decode, "load", lambda *_: Kernels(step, (Merge(others, 32, 0, 1),), 0, 8))
     shape = emulated.picked("q8_0", "q8_0", 64, rows, torch.device("cpu"))
@@ -211,16 +213,11 @@ def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_short_requests_of_many_are_one_chunk_more_of_few_are_several(wide: bool) -> None:
-    """Of so many that they fill a device, in requests and KV heads alike."""
+def test_as_many_chunks_are_wanted_as_fill_a_device(wide: bool) -> None:
+    """By all requests that calls usually have, and all KV heads."""
     full = items.FULL_WIDE if wide else items.FULL_PACKED
-    for processors, kv_heads in product((1, 24, 132), (1, 2, 8)):
-        many = -(-full * processors // kv_heads)
-        for requests, found in (
-            (None, items.ALONE_OF_FEW),
-            (max(many - 1, 0), items.ALONE_OF_FEW),
-            (many, items.ALONE_OF_MANY),
-            (10 * many, items.ALONE_OF_MANY),
-        ):
-            what = requests, kv_heads, processors
-            assert items.alone_tokens(*what, wide=wide) == found, what
+    for processors, kv_heads, requests in product((1, 24, 132), (1, 2, 8), (1, 3, 16, 500)):
+        found = items.wanted(requests, kv_heads, processors, wide=wide)
+        each = requests * kv_heads
+        assert found * each <= max(full * processors, each) < (found + 1) * each
+    assert items.wanted(None, 8, 132, wide=wide) == full * 132 // (USUAL_REQUESTS * 8)

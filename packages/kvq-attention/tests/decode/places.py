@@ -111,7 +111,7 @@ class Place:
         with pytest.MonkeyPatch.context() as patch:
             if self.backend == "triton":
                 shape = {"tokens": max(16, tokens // 4), "warps": 1, "stages": 2, "programs": 8}
-                config = tiles.Config(**shape, chunk=tokens, short_chunks=1, max_chunks=most)
+                config = tiles.Config(**shape, chunk=tokens, smallest=tokens, max_chunks=most)
                 patch.setattr(tiles, "pick", lambda *_, **__: config)
             else:
                 for name in emulated.CHUNK_SIZES:
@@ -122,8 +122,8 @@ class Place:
 
 _NO_INTERPRETER = unavailable("cpu")
 _NO_CUDA = module.unavailable("cuda")
-_TRITON = TRITON_CODECS, TRITON_HEAD_DIMS, tiles.CHUNK // tiles.SHORT_CHUNKS
-_CUDA = tuple(formats.TYPES), CUDA_HEAD_DIMS, items.ALONE_OF_FEW
+_TRITON = TRITON_CODECS, TRITON_HEAD_DIMS, 2 * tiles.SMALLEST_CHUNK
+_CUDA = tuple(formats.TYPES), CUDA_HEAD_DIMS, items.ALONE
 
 INTERPRETED = Place(
     *("triton", "cpu", *_TRITON),

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kvq_attention import Batch
+from kvq_attention.cuda import decode as cuda_decode
+from kvq_attention.triton import decode as triton_decode
 
 from ..scene import TIER, Scene
 from .cases import check_output, ieee, poison_new_tensors, with_table
@@ -106,18 +108,23 @@ def test_the_chunks_of_a_launch_as_it_is_picked(place: Place) -> None:
     check_output(scene, place.attend(scene))
 
 
-def of_most(scene: Scene, most: int | None, only: int | None = None) -> Batch:
-    return replace(scene.batch(only), most_requests=most)
+def of_usual(scene: Scene, usual: int | None, only: int | None = None) -> Batch:
+    return replace(scene.batch(only), usual_requests=usual)
 
 
 @each_place(ON_CPU)
-def test_short_requests_are_cut_by_how_many_calls_may_have(place: Place) -> None:
+def test_requests_are_cut_by_how_many_calls_usually_have(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not by how many this one has."""
+    for launcher in (cuda_decode, triton_decode):  # a CPU has none that chunks could fill
+        monkeypatch.setattr(launcher, "processors", lambda _: 132)
     scene = scene_of("q8_0", place, (place.chunk + 40, 2 * place.chunk), kv_heads=2, heads=2)
     outputs = {}
-    for most in (None, 10**6):
-        outputs[most] = place.attend(scene, batch=of_most(scene, most))
-        check_output(scene, outputs[most])
-        alone = place.attend(scene, only=1, batch=of_most(scene, most, 1))
-        assert torch.equal(alone, outputs[most][1:])
-    assert not torch.equal(outputs[None], outputs[10**6])
+    for usual in (None, 1, 10**6):
+        outputs[usual] = place.attend(scene, batch=of_usual(scene, usual))
+        check_output(scene, outputs[usual])
+        alone = place.attend(scene, only=1, batch=of_usual(scene, usual, 1))
+        assert torch.equal(alone, outputs[usual][1:])
+    assert not torch.equal(outputs[1], outputs[10**6])
+    assert torch.equal(outputs[1], outputs[None]), "either way, more than there can be are wanted"

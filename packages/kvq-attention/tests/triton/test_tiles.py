@@ -14,14 +14,12 @@ import triton.language as tl
 from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.items import chunking
 from kvq_attention.triton.tiles import (
-    FULL,
     Config,
     Load,
     fixed,
     most_chunks,
     pick,
     shared_taken,
-    suited,
 )
 
 from .cases import DIMS, interpreted
@@ -31,13 +29,14 @@ from .sides import loads
 SHARED_KIB = (99, 100, 227, 228)
 CONFIGS = (
     Config(tokens=16, warps=1, stages=3, programs=8),
-    Config(tokens=16, warps=1, stages=3, programs=8, short_chunks=1),
-    Config(tokens=32, warps=1, stages=2, programs=8, chunk=64, max_chunks=8),
-    Config(tokens=64, warps=8, stages=2, programs=1, chunk=64, max_chunks=4),
+    Config(tokens=32, warps=1, stages=2, programs=8, chunk=64, smallest=32, max_chunks=8),
+    Config(tokens=64, warps=8, stages=2, programs=1, chunk=64, smallest=64, max_chunks=4),
     Config(tokens=128, warps=4, stages=2, programs=2, chunk=2048, max_chunks=32),
     Config(tokens=16, warps=1, stages=2, programs=8, chunk=64, max_chunks=8, fixed=True),
     Config(tokens=64, warps=1, stages=2, programs=8, chunk=4096, max_chunks=256, fixed=True),
 )
+WANTED = (1, 3, 40, 10**6)
+each_wanted = pytest.mark.parametrize("wanted", WANTED)
 each_config = pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda config: f"{config.tokens}{'-fixed' * config.fixed}"
 )
@@ -98,7 +97,7 @@ def test_a_chunk_holds_whole_tiles() -> None:
 
 
 def cut(
-    queries: int, length: int, reach: int, window: int | None, config: Config
+    queries: int, length: int, reach: int, window: int | None, config: Config, wanted: int = 1
 ) -> tuple[int, int, int]:
     """First position, tokens a chunk and chunks: what `chunking` says in words, in integers."""
     tile = config.tokens
@@ -109,16 +108,12 @@ def cut(
         chunks = -(-max(min(length, reach) - first, 1) // size)
         return first, size, min(chunks, config.max_chunks) if queries > 0 else 0
     visible = max(min(length, reach) - first, 1)
-    quarter = max(config.chunk // 4 // tile, 1) * tile
-    if visible > 4 * config.chunk:
-        size = min(max(visible // 8 // tile * tile, quarter), config.chunk)
-    elif visible > config.chunk:
-        size = quarter
-    else:
-        size = config.short
-    while -(-visible // size) > config.max_chunks:
-        # More tokens a chunk, by whole tiles: at least as many as the most chunks need.
-        size = max(size + tile, -(-visible // config.max_chunks) // tile * tile)
+    chunks = max(min(wanted, visible // config.smallest), -(-visible // config.chunk))
+    if visible <= min(2 * config.smallest, config.chunk):
+        chunks = 1
+    # Whole tiles, and as few as so many chunks hold everything by.
+    tiles = (visible + tile - 1) // tile
+    size = -(-tiles // min(chunks, config.max_chunks)) * tile
     return first, size, -(-visible // size) if queries > 0 else 0
 
 
@@ -129,10 +124,11 @@ def _cut(
     out,
     reach,
     chunk,
-    short,
+    wanted,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
     SIZE: tl.constexpr,
@@ -143,10 +139,11 @@ def _cut(
         tl.load(lengths + at),
         reach,
         chunk,
-        short,
+        wanted,
         window,
         WINDOW,
         TOKENS,
+        SMALLEST,
         MAX_CHUNKS,
         FIXED,
     )
@@ -176,7 +173,7 @@ def test_the_device_cuts_as_it_is_said(config: Config, window: int | None) -> No
     size = 1 << (len(lengths) - 1).bit_length()
     lengths += lengths[: size - len(lengths)]
     queries = [min(i % 9, length) for i, length in enumerate(lengths)]
-    for reach in (700, LONGEST):
+    for reach, wanted in product((700, LONGEST), WANTED):
         out = torch.empty(3, size, dtype=torch.int32)
         given = torch.tensor(queries, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32)
         _cut[(1,)](
@@ -184,32 +181,34 @@ def test_the_device_cuts_as_it_is_said(config: Config, window: int | None) -> No
             out,
             reach,
             config.chunk,
-            config.short,
+            wanted,
             window or 0,
             WINDOW=window is not None,
             TOKENS=config.tokens,
+            SMALLEST=config.smallest,
             MAX_CHUNKS=config.max_chunks,
             FIXED=config.fixed,
             SIZE=size,
         )
         for index, found in enumerate(out.T.tolist()):
             what = queries[index], lengths[index], reach, window
-            assert tuple(found) == cut(*what, config), what
+            assert tuple(found) == cut(*what, config, wanted), (what, wanted)
 
 
 @each_config
+@each_wanted
 @pytest.mark.parametrize("window", [None, 1, 100, 5000])
 def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
-    config: Config, window: int | None
+    config: Config, window: int | None, wanted: int
 ) -> None:
     random = np.random.default_rng(7)
     short = product((1, 2, 8, 33), range(1, 4000, 7), (64, 1000, 3000, 10**6))
     large = (2.0 ** random.uniform(0, 31, (2000, 2))).astype(np.int64).clip(1, LONGEST)
     for queries, length, reach in [*short, *((int(a) % 9, *map(int, (a, b))) for a, b in large)]:
         asked = min(queries, length)
-        first, size, chunks = cut(asked, length, reach, window, config)
+        first, size, chunks = cut(asked, length, reach, window, config, wanted)
         assert first % config.tokens == size % config.tokens == 0
-        assert chunks <= most_chunks(reach, window, asked, config) <= config.max_chunks
+        assert chunks <= most_chunks(reach, window, asked, config, wanted) <= config.max_chunks
         if asked:
             seen = 0 if window is None else max(length - asked - window + 1, 0)
             assert first <= seen
@@ -218,18 +217,20 @@ def test_chunks_cover_what_is_seen_and_their_number_is_bounded(
 
 
 @each_config
-def test_the_bound_of_chunks_is_reached(config: Config) -> None:
+@each_wanted
+def test_the_bound_of_chunks_is_reached(config: Config, wanted: int) -> None:
     """A looser one would cost memory: partial results have room for it."""
     for reach in (1, config.chunk, config.chunk + 1, 4 * config.chunk, 9 * config.chunk):
-        most = max(cut(1, length, reach, None, config)[2] for length in range(1, reach + 1))
-        assert most <= most_chunks(reach, None, 1, config) <= 2 * most, reach
+        most = max(cut(1, length, reach, None, config, wanted)[2] for length in range(1, reach + 1))
+        assert most <= most_chunks(reach, None, 1, config, wanted) <= 2 * most, reach
 
 
 @each_config
-def test_the_cut_knows_nothing_of_a_requests_company(config: Config) -> None:
+@each_wanted
+def test_the_cut_knows_nothing_of_a_requests_company(config: Config, wanted: int) -> None:
     """Not even how wide the page table is that others made so."""
     for length in range(1, 3000, 11):
-        cuts = {cut(1, length, reach, 500, config) for reach in (length, length + 1, 10**6)}
+        cuts = {cut(1, length, reach, 500, config, wanted) for reach in (length, length + 1, 10**6)}
         assert len(cuts) == 1
 
 
@@ -245,14 +246,10 @@ def test_fixed_chunks_begin_on_multiples_wherever_a_request_ends() -> None:
                 assert (first, chunk) == (seen // size * size, size)
 
 
-def test_short_requests_of_many_are_one_chunk_more_of_few_are_several() -> None:
-    """Of so many that they fill a device, in requests and KV heads alike."""
+def test_as_many_chunks_are_wanted_as_fill_a_device() -> None:
+    """By all requests that calls usually have, and all KV heads."""
     config = CONFIGS[0]
-    for processors, kv_heads in product((1, 24, 132), (1, 2, 8)):
-        many = -(-FULL * processors // kv_heads)
-        for requests, chunks in ((None, 8), (max(many - 1, 0), 8), (many, 1), (10 * many, 1)):
-            found = suited(config, requests, kv_heads, processors)
-            assert cut(1, config.chunk, LONGEST, None, found)[2] == chunks
-            assert most_chunks(config.chunk, None, 1, found) == chunks
-            longer = config.chunk + 1
-            assert cut(1, longer, LONGEST, None, found) == cut(1, longer, LONGEST, None, config)
+    for processors, kv_heads, requests in product((1, 24, 132), (1, 2, 8), (1, 3, 16, 500)):
+        found = config.wanted(requests, kv_heads, processors)
+        full, each = config.programs * processors, requests * kv_heads
+        assert found * each <= max(full, each) < (found + 1) * each

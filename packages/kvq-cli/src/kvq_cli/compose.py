@@ -28,6 +28,7 @@ from kvq_cli.config import (
     parse_formats,
     quality_notes,
     rotary_notes,
+    usual_requests,
 )
 from kvq_cli.engine.async_engine import AsyncEngine
 from kvq_cli.engine.cache import CacheChoice, CacheMeans, LiveCache
@@ -209,7 +210,7 @@ def assemble(
             prefill_reads=options.prefill_reads,
             scratch_bytes=options.scratch_bytes,
             graph_rows=limits.graph_rows,
-            max_requests=options.max_running_requests,
+            usual_requests=usual_requests(options.max_running_requests),
             states=states,
         ),
         cache,

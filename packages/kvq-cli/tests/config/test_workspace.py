@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,14 +17,16 @@ from kvq_attention import reference
 from kvq_attention.cuda import items
 from kvq_attention.cuda.shapes import ROWS
 from kvq_attention.triton import tiles
+from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.extending import shapes
 from kvq_attention.triton.extending.items import LEAST_PART
 from kvq_attention.triton.extending.items import MOST_PARTS as MOST_PARTS_OF_EXTENDS
 from kvq_attention.triton.scales import SCORE_ROWS
-from kvq_cli.config import geometry, workspace
+from kvq_cli.config import geometry, usual_requests, workspace
 from kvq_cli.config.workspace import (
     BLOCK_ROWS,
     CHUNK,
+    MOST_AT_ONCE,
     MOST_CHUNKS,
     MOST_PARTS,
     PACKED_CHUNK,
@@ -170,6 +173,7 @@ def test_where_every_layer_forgets_the_context_does_not_matter():
 CONTEXTS = [1000, 1025, 5000, 30_000, 131_072]
 LIMITS = {"max_running_requests": 4, "max_prefill_tokens": 512}
 MODEL = geometry(CONFIGS["llama-3.1-8b"])
+LARGEST_GPU = 304  # multiprocessors
 TILES = [tiles.Config(tokens=n, warps=4, stages=2, programs=1) for n in (16, 32, 64, 128)]
 
 
@@ -196,8 +200,14 @@ def test_packed_prefills_keep_partial_results_on_a_gpu(context):
 def test_decodes_keep_partial_results_on_a_gpu(context, requests):
     """As the kernels of either backend count them at most."""
     limits = {"context": context, "max_running_requests": requests, "max_prefill_tokens": 1}
-    counts = [tiles.most_chunks(context, None, requests, config) for config in TILES]
-    chunks = max(*counts, items.most_chunks(context, None, requests, items.ALONE_OF_FEW))
+    usual, chunks = usual_requests(requests), 1
+    for processors in (20, 132, LARGEST_GPU):
+        given = usual, MODEL.num_kv_heads, processors
+        wanted = [items.wanted(*given, wide=wide) for wide in (False, True)]
+        chunks = max(chunks, *(items.most_chunks(context, None, requests, n) for n in wanted))
+        for config in (replace(config, programs=WARPS) for config in TILES):
+            n = config.wanted(*given)
+            chunks = max(chunks, tiles.most_chunks(context, None, requests, config, n))
     if chunks > 1:
         assert workspace(MODEL, **limits).attention >= partial_bytes(chunks, requests, requests)
 
@@ -264,7 +274,8 @@ def test_the_estimate_knows_the_kernels_constants():
     assert cut == (tiles.FIXED_CHUNK, tiles.FIXED_CHUNKS)
     assert (LEAST_PART.value, MOST_PARTS_OF_EXTENDS.value) == (CHUNK, MOST_PARTS)
     assert CHUNK == tiles.CHUNK == items.LARGEST_CHUNK
-    assert tiles.CHUNK // tiles.SHORT_CHUNKS == items.SMALLEST_CHUNK == CHUNK // 8
+    assert tiles.SMALLEST_CHUNK == items.SMALLEST_CHUNK == CHUNK // 8
+    assert max(items.FULL_PACKED, items.FULL_WIDE, WARPS) * LARGEST_GPU == MOST_AT_ONCE
     assert max(tiles.MAX_CHUNKS, items.MOST_CHUNKS) <= MOST_CHUNKS
     assert max(SCORE_ROWS.value, *ROWS) == PIECE_ROWS
     assert (

@@ -75,19 +75,19 @@ def test_replayed_decodes_give_the_tokens_of_eager_ones(make, cache, device, bac
 
 
 @pytest.mark.parametrize("rows", [0, 3])
-def test_kernels_are_told_how_many_requests_run_at_once_not_how_many_do(rows, monkeypatch):
+def test_kernels_are_told_how_many_requests_usually_run_not_how_many_do(rows, monkeypatch):
     """In every step, replayed or not: kernels cut requests by it, so it decides last bits."""
     told = []
     decode = ops.decode
 
     def noted(*args, **kwargs):
-        told.append(args[3].most_requests)
+        told.append(args[3].usual_requests)
         return decode(*args, **kwargs)
 
     monkeypatch.setattr(ops, "decode", noted)
-    engine = engine_over(llama(head_dim=64), rows, max_running_requests=5)
+    engine = engine_over(llama(head_dim=64), rows, max_running_requests=17)
     run(engine, {name: (random_prompt(3), greedy(4 + i)) for i, name in enumerate("abcd")})
-    assert told and set(told) == {5}
+    assert told and set(told) == {3}, "an eighth of those that may"
     assert bool(replayed) == bool(rows)
 
 

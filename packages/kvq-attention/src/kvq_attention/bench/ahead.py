@@ -72,5 +72,5 @@ def _first_page_only(case: Case, pool: Pool, queries: int = 1) -> Batch:
         torch.full((case.batch,), case.context, dtype=torch.int32, device=device),
         {TIER: Table(table, torch.zeros(case.batch * queries, dtype=torch.int64, device=device))},
         page_tokens,
-        most_requests=case.batch,
+        usual_requests=case.batch,
     )

@@ -92,7 +92,7 @@ def batches(case: Case, page_tokens: int, calls: int, random: torch.Generator) -
     for table in pages.view(calls, case.batch, columns):
         last_slots = table[:, -1] * page_tokens + (case.context - 1) % page_tokens
         tables = {TIER: Table(table.int(), last_slots)}
-        made.append(Batch(offsets, lengths, tables, page_tokens, most_requests=case.batch))
+        made.append(Batch(offsets, lengths, tables, page_tokens, usual_requests=case.batch))
     return made
 
 

@@ -57,7 +57,7 @@ class Arguments(ctypes.Structure):
         ("page_shift", ctypes.c_int32),
         ("capacity", ctypes.c_int32),
         ("reach", ctypes.c_int32),
-        ("alone", ctypes.c_int32),
+        ("wanted", ctypes.c_int32),
         ("window", ctypes.c_int32),
         ("score_scale", ctypes.c_float),
         ("softcap", ctypes.c_float),

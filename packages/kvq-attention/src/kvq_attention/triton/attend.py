@@ -23,7 +23,7 @@ from kvq_attention.triton.step import nothing_yet, step
 VARYING = [
     *("q_token", "q_head", "out_token", "out_head", "table_row"),
     *("num_pages", "num_requests", "num_tokens"),
-    *("capacity", "reach", "window", "chunk", "short"),
+    *("capacity", "reach", "window", "chunk", "wanted"),
 ]
 
 
@@ -52,7 +52,7 @@ def attend(
     capacity,
     reach,
     chunk,
-    short,
+    wanted,
     window,
     score_scale,
     softcap,
@@ -81,6 +81,7 @@ def attend(
     HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     TOKENS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -113,10 +114,11 @@ def attend(
         num_requests,
         reach,
         chunk,
-        short,
+        wanted,
         window,
         WINDOW,
         TOKENS,
+        SMALLEST,
         MAX_CHUNKS,
         FIXED,
         GROUP,
@@ -138,10 +140,11 @@ def attend(
             num_requests,
             reach,
             chunk,
-            short,
+            wanted,
             window,
             WINDOW,
             TOKENS,
+            SMALLEST,
             MAX_CHUNKS,
             FIXED,
             GROUP,
@@ -154,7 +157,17 @@ def attend(
         queries = tl.load(query_offsets + request + 1) - start
         length = tl.load(seq_lens + request)
         begin, size, _count = chunking(
-            queries, length, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
+            queries,
+            length,
+            reach,
+            chunk,
+            wanted,
+            window,
+            WINDOW,
+            TOKENS,
+            SMALLEST,
+            MAX_CHUNKS,
+            FIXED,
         )
         groups = (queries * GROUP + HEADS - 1) // HEADS
         first = begin + piece // groups * size

@@ -58,7 +58,6 @@ def launch(
         return out
     k, v = Side.of(k_cache, q.dtype), Side.of(v_cache, q.dtype)
     config = config or tiles.pick(k.load, v.load, shared_bytes=shared_memory(q.device), warps=WARPS)
-    config = tiles.suited(config, batch.most_requests, kv_heads, processors(q.device))
     config = tiles.fixed(config) if batch.any_cut else config
     q = q.resolve_neg() if q.stride(2) == 1 else q.resolve_neg().contiguous()
     sinks = None if scoring.sinks is None else scoring.sinks.resolve_neg().contiguous()
@@ -68,7 +67,8 @@ def launch(
     heads = SCORE_ROWS.value // tiles.power_of_two(max(k.scales, v.scales, 1))
     reach = min(table.shape[1] * page_tokens, WIDEST)
     window = None if scoring.window is None else min(scoring.window, WIDEST)
-    chunks = tiles.most_chunks(reach, window, num_tokens, config)
+    wanted = config.wanted(batch.usual_requests, kv_heads, processors(q.device))
+    chunks = tiles.most_chunks(reach, window, num_tokens, config, wanted)
     groups = min(num_tokens * -(-group // heads), batch.num_requests + num_tokens * group // heads)
     pieces = max(1, chunks * groups * kv_heads)  # padding alone is blanked by a program, too
     alone = chunks == 1 and not config.fixed  # which rounds as a merge does not
@@ -79,6 +79,7 @@ def launch(
     common = {
         "WINDOW": window is not None,
         "TOKENS": config.tokens,
+        "SMALLEST": config.smallest,
         "MAX_CHUNKS": config.max_chunks,
         "FIXED": config.fixed,
         "REQUESTS": request_slots(batch.num_requests),
@@ -114,7 +115,7 @@ def launch(
         pieces,
         reach,
         config.chunk,
-        config.short,
+        wanted,
         window or 0,
         score_scale if scoring.softcap else score_scale * LOG2_E.value,
         scoring.softcap or 0.0,
@@ -145,7 +146,7 @@ def launch(
         pieces,
         reach,
         config.chunk,
-        config.short,
+        wanted,
         window or 0,
         V_DIM=v.dim,
         COLUMNS=tiles.power_of_two(v.dim),

@@ -19,22 +19,21 @@ def chunking(
     length,
     reach,
     chunk,
-    short,
+    wanted,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
 ):
     """Where requests' chunks begin, how long one is and how many there are.
 
-    Chunks begin on a multiple of TOKENS. Up to `chunk` visible tokens are cut into chunks of
-    `short`, a multiple of TOKENS; up to four times as many into quarters of `chunk`; of more, a
-    chunk holds an eighth, up to `chunk`, and more in sequences that would need more than
-    MAX_CHUNKS. A padded request (length 0) has one that is empty. Positions from `reach` on have no
-    column in the page table: they are not cut into chunks, or one request's length could take the
-    pieces of others. FIXED: chunks begin on multiples of `chunk` and hold as many; what is left is
-    the last one's.
+    Chunks begin on a multiple of TOKENS. Their number is `chunks.count`: the `wanted`, of SMALLEST
+    to `chunk` tokens each, and longer ones where there would be more than MAX_CHUNKS. A padded
+    request (length 0) has one that is empty. Positions from `reach` on have no column in the page
+    table: they are not cut into chunks, or one request's length could take the pieces of others.
+    FIXED: chunks begin on multiples of `chunk` and hold as many; what is left is the last one's.
     """
     if WINDOW:
         first = tl.maximum(length - queries - window + 1, 0) // TOKENS * TOKENS
@@ -43,13 +42,10 @@ def chunking(
     if FIXED:
         first = first // chunk * chunk
     visible = tl.maximum(tl.minimum(length, reach) - first, 1)
-    # Short sequences need the parallelism of small chunks, which cost long ones more than it gains.
-    quarter = tl.maximum(chunk // (4 * TOKENS), 1) * TOKENS
-    part = tl.minimum(tl.maximum(visible // (8 * TOKENS) * TOKENS, quarter), chunk)
-    part = tl.where(visible <= 4 * chunk, quarter, part)
-    part = tl.where(visible <= chunk, short, part)
-    tiles = (visible - 1) // (MAX_CHUNKS * TOKENS) + 1
-    size = tl.maximum(tiles * TOKENS, part)
+    parts = tl.maximum(tl.minimum(visible // SMALLEST, wanted), (visible - 1) // chunk + 1)
+    parts = tl.where(visible <= tl.minimum(2 * SMALLEST, chunk), 1, parts)
+    parts = tl.minimum(parts, MAX_CHUNKS)
+    size = ((visible - 1) // TOKENS // parts + 1) * TOKENS
     if FIXED:
         size = length * 0 + chunk
     count = (visible - 1) // size + 1
@@ -64,10 +60,11 @@ def count_pieces(
     length,
     reach,
     chunk,
-    short,
+    wanted,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
     GROUP: tl.constexpr,
@@ -75,7 +72,7 @@ def count_pieces(
 ):
     """Pieces of one KV head that requests are cut into."""
     _first, _size, chunks = chunking(
-        queries, length, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
+        queries, length, reach, chunk, wanted, window, WINDOW, TOKENS, SMALLEST, MAX_CHUNKS, FIXED
     )
     return chunks * ((queries * GROUP + ROWS - 1) // ROWS)
 
@@ -87,10 +84,11 @@ def piece_ends(
     num_requests,
     reach,
     chunk,
-    short,
+    wanted,
     window,
     WINDOW: tl.constexpr,
     TOKENS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
     GROUP: tl.constexpr,
@@ -108,10 +106,11 @@ def piece_ends(
         length,
         reach,
         chunk,
-        short,
+        wanted,
         window,
         WINDOW,
         TOKENS,
+        SMALLEST,
         MAX_CHUNKS,
         FIXED,
         GROUP,

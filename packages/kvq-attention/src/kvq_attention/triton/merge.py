@@ -13,7 +13,7 @@ from kvq_attention.triton.softmax import LOWEST, log2_sink
 BATCH = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["num_requests", "capacity", "reach", "chunk", "short", "window"])
+@triton.jit(do_not_specialize=["num_requests", "capacity", "reach", "chunk", "wanted", "window"])
 def merge(
     partial_out,
     partial_lse,
@@ -27,7 +27,7 @@ def merge(
     capacity,
     reach,
     chunk,
-    short,
+    wanted,
     window,
     V_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -35,6 +35,7 @@ def merge(
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -58,11 +59,23 @@ def merge(
 
     asked = tl.where(live, stops - starts, 0)
     before = count_pieces(
-        asked, lengths, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED, GROUP, HEADS
+        asked,
+        lengths,
+        reach,
+        chunk,
+        wanted,
+        window,
+        WINDOW,
+        TOKENS,
+        SMALLEST,
+        MAX_CHUNKS,
+        FIXED,
+        GROUP,
+        HEADS,
     )
     before = tl.sum(tl.where(index < request, before, 0), 0)
     begin, _size, chunks = chunking(
-        queries, length, reach, chunk, short, window, WINDOW, TOKENS, MAX_CHUNKS, FIXED
+        queries, length, reach, chunk, wanted, window, WINDOW, TOKENS, SMALLEST, MAX_CHUNKS, FIXED
     )
     line = (token - start) * GROUP + q_head % GROUP
     piece = before + line // HEADS

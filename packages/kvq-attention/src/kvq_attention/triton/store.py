@@ -237,11 +237,15 @@ def _store_tile(
     span = index % ROW_SPANS
     token = program // HEAD_TILES * TOKENS + index // ROW_SPANS % TOKENS
     head = (program % HEAD_TILES * HEADS + index // (ROW_SPANS * TOKENS)).to(tl.int64)
-    inside = (token < num_tokens) & (head < NUM_HEADS) & (span < DIM // SPAN)
-    token = token.to(tl.int64)
+    inside = span < DIM // SPAN
+    exists = inside & (token < num_tokens) & (head < NUM_HEADS)
+    # Threads beyond the last row read it, too: zeros would be divided the slow way, which takes
+    # a step of one token longer than all else.
+    token = tl.minimum(token, num_tokens - 1).to(tl.int64)
+    head = tl.minimum(head, NUM_HEADS - 1)
 
-    slot = tl.load(slots + token * slots_stride, mask=inside, other=-1)
-    live = inside & (slot >= 0) & (slot < num_slots)
+    slot = tl.load(slots + token * slots_stride, mask=exists, other=-1)
+    live = exists & (slot >= 0) & (slot < num_slots)
     slot = tl.where(live, slot, 0).to(tl.uint64)
     page = (slot // PAGE_TOKENS).to(tl.int64)
     offset = (slot % PAGE_TOKENS).to(tl.int64)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-# Part of what decides a result's last bits: as the lengths alone do, they hold for every launch.
+from kvq_attention import chunks
+
+# Part of what decides a result's last bits: they hold for every launch. See `kvq_attention.chunks`.
 CHUNK = 1024
+SMALLEST_CHUNK = 128
 MAX_CHUNKS = 128
-SHORT_CHUNKS = 8
-# From so many requests × KV heads a multiprocessor on, short requests are not cut: enough runs of
-# tokens are read at once, and partial results of more would only cost their way through memory.
-FULL = 3
 # Of requests whose bits must not depend on their lengths: few results to merge, and still a few
 # pieces of a long past beside few queries.
 FIXED_CHUNK = 4096
@@ -28,7 +27,7 @@ class Config:
     stages : tiles in flight: the loads of stages − 1 tiles run ahead of the arithmetic
     programs : programs a multiprocessor, which share its work
     chunk : tokens that a request's chunks grow to, a multiple of `tokens`; see `items.chunking`
-    short_chunks : chunks that a request of up to `chunk` tokens is cut into at most
+    smallest : tokens a chunk at least; twice as many are never cut
     max_chunks : chunks a request is cut into at most, a power of two; longer ones get longer chunks
     fixed : chunks are of `chunk` tokens each and begin on multiples of it, whatever a request's
         length, and the last of `max_chunks` has all that is left
@@ -39,7 +38,7 @@ class Config:
     stages: int
     programs: int
     chunk: int = CHUNK
-    short_chunks: int = SHORT_CHUNKS
+    smallest: int = SMALLEST_CHUNK
     max_chunks: int = MAX_CHUNKS
     fixed: bool = False
 
@@ -49,10 +48,9 @@ class Config:
                 f"a chunk must hold whole tiles: {self.chunk} tokens are none of {self.tokens}"
             )
 
-    @property
-    def short(self) -> int:
-        """Tokens a chunk of a request that sees no more than `chunk`, a multiple of `tokens`."""
-        return max(self.chunk // (self.short_chunks * self.tokens), 1) * self.tokens
+    def wanted(self, requests: int | None, kv_heads: int, processors: int) -> int:
+        """Chunks a request that fill a device, of so many requests a call; None = nobody knows."""
+        return chunks.wanted(requests, kv_heads, self.programs * processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +107,6 @@ def fixed(config: Config) -> Config:
     return replace(config, chunk=FIXED_CHUNK, max_chunks=FIXED_CHUNKS, fixed=True)
 
 
-def suited(config: Config, requests: int | None, kv_heads: int, processors: int) -> Config:
-    """The same shape where calls have up to `requests` requests, None = few, on a device.
-
-    It decides bits, so that what is asked here must be the same for all calls of a kind.
-    """
-    full = requests is not None and requests * kv_heads >= FULL * processors
-    return replace(config, short_chunks=1) if full else config
-
-
 def shared_taken(k: Load, v: Load, tokens: int, stages: int, warps: int) -> int:
     """Bytes of shared memory that a program takes at most.
 
@@ -130,7 +119,9 @@ def shared_taken(k: Load, v: Load, tokens: int, stages: int, warps: int) -> int:
     return tokens * (row + 8) + exchange + 1024  # the last is the driver's own
 
 
-def most_chunks(reach: int, window: int | None, queries: int, config: Config) -> int:
+def most_chunks(
+    reach: int, window: int | None, queries: int, config: Config, wanted: int = 1
+) -> int:
     """Chunks that a request has at most, of `reach` tokens and up to `queries` queries.
 
     A bound of what `items.chunking` counts on the device.
@@ -141,10 +132,11 @@ def most_chunks(reach: int, window: int | None, queries: int, config: Config) ->
         visible = min(reach, window + queries + before)
     if config.fixed:
         return min(max(1, -(-visible // config.chunk)), config.max_chunks)
-    chunks = -(-min(visible, config.chunk) // config.short)
-    if visible > config.chunk:
-        quarter = max(config.chunk // (4 * config.tokens), 1) * config.tokens
-        chunks = max(chunks, -(-min(visible, 4 * config.chunk) // quarter))
-    if visible > 4 * config.chunk:  # an eighth, less what whole tiles lack of it
-        chunks = max(chunks, 16, -(-visible // config.chunk))
-    return min(chunks, config.max_chunks)
+    return chunks.count(
+        visible,
+        wanted,
+        alone=min(2 * config.smallest, config.chunk),
+        smallest=config.smallest,
+        largest=config.chunk,
+        most=config.max_chunks,
+    )

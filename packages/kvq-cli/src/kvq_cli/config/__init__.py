@@ -18,7 +18,7 @@ from kvq_cli.config.formats import (
 from kvq_cli.config.geometry import Family, Index, Latent, ModelGeometry, State
 from kvq_cli.config.pools import build_plan, pages_per_request
 from kvq_cli.config.rotary import rotary_notes
-from kvq_cli.config.workspace import Workspace, workspace
+from kvq_cli.config.workspace import Workspace, usual_requests, workspace
 
 __all__ = [
     "PLANNED",
@@ -51,5 +51,6 @@ __all__ = [
     "rotary_notes",
     "split_formats",
     "token_ids",
+    "usual_requests",
     "workspace",
 ]

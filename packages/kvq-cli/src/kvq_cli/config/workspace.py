@@ -15,9 +15,11 @@ from kvq_pools import heads_per_rank
 
 # As kvq_attention's reference has them; it imports torch, so a test compares instead.
 SCORE_BYTES, BLOCK_ROWS = 64 << 20, 64
-# Kernels that decode cut requests into chunks, short ones into eighths of the largest, and have up
+# Kernels that decode cut requests into chunks, of an eighth of the largest at least, and have up
 # to so many query rows in a piece of work.
 CHUNK, MOST_CHUNKS, PIECE_ROWS = 1024, 256, 16
+# Pieces by which the largest GPU is full: 8 a multiprocessor
+MOST_AT_ONCE = 8 * 304
 # Reads of packed prompts are cut into chunks of one size.
 PACKED_CHUNK = 4096
 # Triton's extend cuts the past of requests of few row tiles into as many parts of a chunk at most.
@@ -59,6 +61,15 @@ class Workspace:
         """Bytes at the peak."""
         largest = max(self.attention, self.feed_forward, self.logits)
         return self.hidden + self.states + self.graphs + largest
+
+
+def usual_requests(max_running_requests: int) -> int:
+    """Requests that an engine usually runs of those that may run: see `Batch.usual_requests`.
+
+    An eighth, by which neither a lone request nor as many as may run are decoded much slower than
+    they could be: within a few hundredths of a step on an H200.
+    """
+    return -(-max_running_requests // 8)
 
 
 def workspace(
@@ -107,7 +118,9 @@ def workspace(
             if packed_prefill
             else scratch_bytes + _part_bytes(model, ranks, running, prompt, context)
         )
-        decode = _partial_bytes(model, ranks, running, running, _chunks(context))
+        decode = _partial_bytes(
+            model, ranks, running, running, _chunks(model, ranks, running, context)
+        )
         attention = max(attention, extend, decode)
     attention += projected
 
@@ -173,10 +186,11 @@ def _shapes(model: ModelGeometry, ranks: int) -> list[tuple[int, int]]:
     return [(heads_per_rank(kv_heads, ranks), dim) for kv_heads, dim in shapes]
 
 
-def _chunks(context: int) -> int:
-    """Partial results of a decode's query that are merged, in calls of few requests, at most."""
-    eighths = -(-min(context, 4 * CHUNK) // (CHUNK // 8))
-    return min(MOST_CHUNKS, max(eighths, -(-context // CHUNK)))
+def _chunks(model: ModelGeometry, ranks: int, requests: int, context: int) -> int:
+    """Partial results of a decode's query that are merged, on any GPU, at most."""
+    fewest = min(kv_heads for kv_heads, _ in _shapes(model, ranks))
+    wanted = max(1, MOST_AT_ONCE // (usual_requests(requests) * fewest))
+    return min(MOST_CHUNKS, max(1, min(wanted, 8 * context // CHUNK), -(-context // CHUNK)))
 
 
 def _fixed_chunks(context: int) -> int:

@@ -87,7 +87,7 @@ class Static:
         rows: int,
         plan: PoolPlan,
         max_tokens: int,
-        max_requests: int | None,
+        usual_requests: int | None,
         device: torch.device,
     ) -> Static:
         """Rows of which none is anybody's."""
@@ -107,7 +107,7 @@ class Static:
             block[TOKEN : TOKEN + 1],
             block[POSITION : POSITION + 1],
             torch.arange(rows, device=device),
-            Batch(offsets, lengths, tables, plan.page_tokens, most_requests=max_requests),
+            Batch(offsets, lengths, tables, plan.page_tokens, usual_requests=usual_requests),
         )
 
     def read_block(self) -> None:
@@ -141,10 +141,10 @@ class _Graph:
         rows: int,
         plan: PoolPlan,
         max_tokens: int,
-        max_requests: int | None,
+        usual_requests: int | None,
         device: Any,
     ) -> None:
-        self.static = static = Static.of(rows, plan, max_tokens, max_requests, device)
+        self.static = static = Static.of(rows, plan, max_tokens, usual_requests, device)
 
         def once() -> torch.Tensor:
             static.read_block()
@@ -229,17 +229,17 @@ class DecodeGraphs:
         *,
         most: int,
         max_tokens: int,
-        max_requests: int | None,
+        usual_requests: int | None,
         device: torch.device,
         capture: Capture,
     ) -> None:
         """`run`: the model over a `Static`; `max_tokens`: of the longest request.
 
-        `max_requests`: that run at once, in graphs or not; see `Batch.most_requests`.
+        `usual_requests`: that run at once, in graphs or not; see `Batch.usual_requests`.
         """
         self._run, self._plan, self._capture = run, plan, capture
         self._sizes, self._device = sizes(most), device
-        self._max_tokens, self._max_requests = max_tokens, max_requests
+        self._max_tokens, self._usual_requests = max_tokens, usual_requests
         self._graphs: dict[int, _Graph] = {}
 
     def prepare(self) -> int:
@@ -262,6 +262,6 @@ class DecodeGraphs:
         if rows not in self._graphs:
             self._graphs[rows] = _Graph(
                 *(self._run, self._capture, rows, self._plan),
-                *(self._max_tokens, self._max_requests, self._device),
+                *(self._max_tokens, self._usual_requests, self._device),
             )
         return self._graphs[rows]

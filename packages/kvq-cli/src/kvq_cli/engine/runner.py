@@ -42,13 +42,13 @@ class ModelRunner:
         prefill_reads: str = "own",
         scratch_bytes: int = ops.SCRATCH_BYTES,
         graph_rows: int = 0,
-        max_requests: int | None = None,
+        usual_requests: int | None = None,
         capture: Callable[[], Capture] = OnGpu,
         states: StatePool | None = None,
     ) -> None:
         """`states`: of linear-attention layers, with which nothing is replayed; None = none.
 
-        `max_requests`: that run at once, see `Batch.most_requests`.
+        `usual_requests`: that run at once, see `Batch.usual_requests`; None = nobody knows.
         """
         self.model = model
         self.states = states
@@ -58,7 +58,7 @@ class ModelRunner:
         self.prefill_reads = prefill_reads
         self.scratch_bytes = scratch_bytes
         self.device = next(model.parameters()).device
-        self._max_requests = max_requests
+        self._usual_requests = usual_requests
         self.max_tokens = 0
         self._graph_rows, self._capture = graph_rows, capture
         self._graphs: DecodeGraphs | None = None
@@ -138,7 +138,7 @@ class ModelRunner:
                 self.pool.plan,
                 most=self._graph_rows,
                 max_tokens=self.max_tokens,
-                max_requests=self._max_requests,
+                usual_requests=self._usual_requests,
                 device=self.device,
                 capture=self._capture(),
             )
@@ -176,7 +176,7 @@ class ModelRunner:
             tables={tier.name: self._table(tier.name, work) for tier in self.pool.plan.tiers},
             page_tokens=self.pool.plan.page_tokens,
             any_cut=any_cut,
-            most_requests=self._max_requests,
+            usual_requests=self._usual_requests,
             host=tuple(
                 AttentionRequest(index, stop - count, stop, length)
                 for index, (count, stop, length) in enumerate(

@@ -33,7 +33,7 @@ struct Arguments {
   i32 page_shift;       // log2 of tokens a page
   i32 capacity;         // pieces of a KV head that `partial` has room for
   i32 reach;            // positions that the page table has columns for
-  i32 alone;            // tokens: a request that sees no more is one chunk
+  i32 wanted;           // chunks a request that fill the device
   i32 window;           // 0 = none
   float score_scale;    // turns a product into a score, in base 2 where there is no soft cap
   float softcap;

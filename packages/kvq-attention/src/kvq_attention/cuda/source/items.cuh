@@ -26,17 +26,15 @@ struct Cut {
 };
 
 // A request's chunks; `most_chunks` in items.py bounds their number.
-DEVICE Cut cut(int queries, int length, int reach, int alone, int window) {
+DEVICE Cut cut(int queries, int length, int reach, int wanted, int window) {
   int first = 0;
   if (window > 0) first = smaller(larger(length - queries - window + 1, 0), reach) / TILE * TILE;
   const int visible = larger(smaller(length, reach) - first, 1);
-  int size = alone;
-  if (visible > alone) {
-    // The square of up to 2^15 tokens, of which a chunk is as large as can be.
-    const int tokens = smaller(visible, 1 << 15);
-    size = divided_up(tokens * tokens, SPREAD * CHUNK_STEP) * CHUNK_STEP;
-    size = smaller(larger(size, SMALLEST_CHUNK), LARGEST_CHUNK);
-    size = larger(size, divided_up(visible, MOST_CHUNKS * CHUNK_STEP) * CHUNK_STEP);
+  int size = ALONE;
+  if (visible > ALONE) {
+    int chunks = smaller(wanted, visible / SMALLEST_CHUNK);
+    chunks = smaller(larger(chunks, divided_up(visible, LARGEST_CHUNK)), MOST_CHUNKS);
+    size = divided_up(visible, chunks * CHUNK_STEP) * CHUNK_STEP;
   }
   return {first, size, queries > 0 ? divided_up(visible, size) : 0};
 }
@@ -54,7 +52,7 @@ DEVICE Request request_at(const Arguments& a, int index) {
   r.start = a.query_offsets[index];
   r.queries = a.query_offsets[index + 1] - r.start;
   r.length = a.seq_lens[index];
-  r.chunks = cut(r.queries, r.length, a.reach, a.alone, a.window);
+  r.chunks = cut(r.queries, r.length, a.reach, a.wanted, a.window);
   r.pieces = r.chunks.count * ((r.queries * a.group + ROWS - 1) / ROWS);
   return r;
 }
