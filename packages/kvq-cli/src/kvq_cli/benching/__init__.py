@@ -1,6 +1,7 @@
 """The engine without HTTP, measured: `kvq bench engine`."""
 
 from kvq_cli.benching.plan import EnginePlan
-from kvq_cli.benching.session import run, tables
+from kvq_cli.benching.report import notes, tables
+from kvq_cli.benching.session import run
 
-__all__ = ["EnginePlan", "run", "tables"]
+__all__ = ["EnginePlan", "notes", "run", "tables"]

@@ -10,9 +10,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 from transformers.initialization import no_init_weights
 
+from kvq_attention import UnsupportedError
 from kvq_attention.bench.cases import Case, Extend
+from kvq_attention.routes import Route
 from kvq_cli import machine
 from kvq_cli.benching.plan import VOCABULARY, EnginePlan, RandomModel
+from kvq_cli.benching.ways import check_ways
 from kvq_cli.choosing import choose_cache
 from kvq_cli.compose import assemble, check_graphs
 from kvq_cli.config import ConfigError, check_servable, geometry
@@ -64,10 +67,12 @@ def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.devi
     shape = geometry(config.to_dict())
     check_servable(shape)
     dtype = machine.choose_dtype(plan.dtype, device, config)
+    extends: dict[str, None] = {}
     for case, cache in product(plan.cases, plan.formats):
         options = _options(plan, cache, case)
         check_graphs(options, device, shape)
         choice = choose_cache(cache, shape, options, device, dtype)
+        extends[choice.backends.extend] = None
         tokens = case.context if isinstance(case, Extend) else _most_tokens(plan, case)
         if tokens > shape.max_position:
             raise ConfigError(
@@ -83,6 +88,8 @@ def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.devi
                 f"weights, and {free / 2**20:,.0f} MiB are free: give fewer requests or shorter "
                 "ones, or another --kv-cache-dtype"
             )
+    if plan.extend_routes:
+        check_ways(plan, extends)
     return dtype
 
 
@@ -139,11 +146,18 @@ def _options(plan: EnginePlan, cache: str, case: Case | Extend) -> ServeOptions:
 
 
 class Pretending:
-    """A runner that can skip what it is told to compute: the cache's rows are then zeros."""
+    """A runner that can skip what it is told to compute: the cache's rows are then zeros.
+
+    Attributes
+    ----------
+    refused : why attention took no step of this kind; the engine, which would count it among
+        requests that failed, goes on with logits that are zeros
+    """
 
     def __init__(self, runner: Any) -> None:
         self.real = runner
         self.skips = True
+        self.refused: UnsupportedError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
@@ -154,10 +168,13 @@ class Pretending:
         return 0 if self.skips else self.real.graph_rows
 
     def forward(self, step: Schedule) -> torch.Tensor:
-        """Logits of each request, zeros where the step is skipped."""
+        """Logits of each request, zeros where the step is skipped or refused."""
         if not self.skips:
-            logits: torch.Tensor = self.real.forward(step)
-            return logits
+            try:
+                logits: torch.Tensor = self.real.forward(step)
+                return logits
+            except UnsupportedError as error:
+                self.refused = error
         vocabulary = self.real.geometry.vocab_size
         return torch.zeros(len(step.work), vocabulary, device=self.real.device)
 
@@ -199,10 +216,13 @@ def about_to_decode(engine: Engine, case: Case, repeat: int) -> None:
     runner.skips = False
 
 
-def about_to_extend(engine: Engine, case: Extend) -> None:
-    """The prompt is computed, as it were, but for its last tokens."""
+def about_to_extend(engine: Engine, case: Extend, route: Route | None = None) -> None:
+    """The prompt is computed, as it were, but for its last tokens.
+
+    route : by which they will read what is before them; None = as the backend chooses
+    """
     runner: Any = engine.runner
-    runner.skips = True
+    runner.skips, runner.real.extend_route = True, route
     _add(engine, 1, case.context, 1)
     if case.past:
         engine.scheduler.max_prefill_tokens = case.past

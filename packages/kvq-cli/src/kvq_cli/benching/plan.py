@@ -11,6 +11,7 @@ from kvq_cli.config import ConfigError
 # Of a model whose weights are random: layers × hidden size × inner size of the feed-forward part
 SIZE = re.compile(r"([1-9]\d{0,3})[x×]([1-9]\d{0,5})[x×]([1-9]\d{0,5})")
 VOCABULARY = 32_000
+LEAST_PROMPTS, MOST_PROMPTS = 5, 10  # timed, of a case
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class EnginePlan:
     graph_rows : most decodes of a step that CUDA graphs replay; 0 = none, None = as served
     compile : the small parts of the model
     peer : whether transformers' own generate decodes and computes whole prompts, too
-    repeat : steps that are timed
+    extend_routes : whether prompts over a past are also computed by each route of extend
+    repeat : steps of decodes that are timed; of prompts see `prompt_steps`
     """
 
     model: str | RandomModel
@@ -70,7 +72,17 @@ class EnginePlan:
     graph_rows: int | None = None
     compile: bool = False
     peer: bool = False
+    extend_routes: bool = False
     repeat: int = 20
+
+    @property
+    def prompt_steps(self) -> int:
+        """Of each case and route that are timed: enough for a median, few where they are long."""
+        return max(LEAST_PROMPTS, min(self.repeat, MOST_PROMPTS))
+
+    def compares(self, case: Case | Extend) -> bool:
+        """Whether a case is computed by each route of extend."""
+        return self.extend_routes and isinstance(case, Extend) and case.past > 0
 
 
 def parse_steps(text: str) -> tuple[Case | Extend, ...]:

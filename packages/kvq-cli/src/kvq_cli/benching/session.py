@@ -14,11 +14,14 @@ import transformers
 
 import kvq_cli
 import kvq_pools
-from kvq_attention.bench import Table, machine
+from kvq_attention.bench import machine
 from kvq_attention.bench.cases import Case, Extend
-from kvq_cli.benching.engines import about_to_decode, about_to_extend, make_engine, make_model
+from kvq_attention.bench.extend import CHOSEN
+from kvq_cli.benching.engines import make_engine, make_model
 from kvq_cli.benching.peer import step_ms
 from kvq_cli.benching.plan import EnginePlan, RandomModel
+from kvq_cli.benching.steps import WARM_UP, Timed, decodes, prompts
+from kvq_cli.benching.ways import ways
 from kvq_cli.config import geometry
 from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.graphs import OnGpu
@@ -34,7 +37,10 @@ WHAT = (
     "with its dynamic cache, by SDPA, of prompts where nothing is before them; prompts before the "
     "engine's steps are not computed, the cache's rows are zeros"
 )
-WARM_UP = 3  # steps before the first that counts
+ROUTES = (
+    "; route: how prompts read the tokens before them, as the backend chooses or by one of its "
+    "ways, in turn on one engine; took: what the launches of a step said"
+)
 
 
 def run(
@@ -59,12 +65,21 @@ def run(
     if plan.compile:
         compile_parts(model)
     rows: list[Row] = []
+    left_out: list[Row] = []
     for done, (case, cache) in enumerate(todo):
         tell(f"{case.name}, {cache}", done, len(todo))
         engine = make_engine(model, plan, cache, case)
-        times = _decodes(engine, case, plan) if isinstance(case, Case) else _chunks(engine, case)
-        rows.append(_row(case, cache, engine, times, alone[case], peers.get(case)))
+        found, refused = _measured(engine, case, plan)
+        for timed in found:
+            told = {"route": timed.route, "took": timed.took} if plan.extend_routes else {}
+            rows.append(_row(case, cache, told, engine, timed.times, alone[case], peers.get(case)))
+        left_out += [
+            {"case": case.name, "cache": cache, "route": route, "reason": reason}
+            for route, reason in refused.items()
+        ]
         record = _record(plan, command, device.type, rows, time.monotonic() - begin)
+        if plan.extend_routes:
+            record["left_out"] = list(left_out)
         keep(record)
         del engine
         gc.collect()
@@ -78,27 +93,15 @@ def _tokens(case: Case | Extend) -> int:
     return case.batch if isinstance(case, Case) else case.tokens
 
 
-def _decodes(engine: Engine, case: Case, plan: EnginePlan) -> list[float]:
-    about_to_decode(engine, case, plan.repeat + WARM_UP + 2)
-    times = [_step(engine) for _ in range(plan.repeat + WARM_UP)]
-    return times[WARM_UP:]
-
-
-def _chunks(engine: Engine, case: Extend) -> list[float]:
-    times = []
-    for _ in range(WARM_UP + 2):
-        about_to_extend(engine, case)
-        times.append(_step(engine))
-        while engine.has_work:
-            engine.step()
-    return times[WARM_UP:]
-
-
-def _step(engine: Engine) -> float:
-    """Milliseconds; a step ends with its tokens on the host."""
-    start = time.perf_counter()
-    engine.step()
-    return (time.perf_counter() - start) * 1e3
+def _measured(
+    engine: Engine, case: Case | Extend, plan: EnginePlan
+) -> tuple[list[Timed], dict[str, str]]:
+    """A case by each of its routes, of which most have one; and why others are left out."""
+    if isinstance(case, Case):
+        return [decodes(engine, case, plan.repeat)], {}
+    by, idle = ways(engine) if plan.compares(case) else ({CHOSEN: None}, {})
+    found, refused = prompts(engine, case, plan.prompt_steps, by)
+    return found, idle | refused
 
 
 class _NoAttention:
@@ -146,6 +149,7 @@ def _alone(model: Any, tokens: int, repeat: int) -> float:
 def _row(
     case: Case | Extend,
     cache: str,
+    told: Row,
     engine: Engine,
     times: list[float],
     alone: float,
@@ -157,6 +161,7 @@ def _row(
         "case": case.name,
         "cache": cache,
         "backend": backends.decode if isinstance(case, Case) else backends.extend,
+        **told,
         "graphs": isinstance(case, Case) and case.batch <= engine.runner.graph_rows,
         "step_ms": round(median, 3),
         "p10_ms": round(ordered[len(ordered) // 10], 3),
@@ -182,10 +187,12 @@ def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], second
             "label": "{case}, {cache}",
             "values": ["tokens_per_s", "transformers_tokens_per_s"],
         }
+    if plan.extend_routes:
+        plot["label"] += ", {route}"
     return {
         "kind": "engine-steps",
         "title": f"{kind}, {name}, {hardware.partition(',')[0]}",
-        "what": WHAT,
+        "what": WHAT + ROUTES if plan.extend_routes else WHAT,
         "plot": plot,
         "hardware": hardware,
         "versions": versions,
@@ -194,29 +201,3 @@ def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], second
         "seconds": round(seconds, 1),
         "rows": rows,
     }
-
-
-def tables(record: Record) -> list[Table]:
-    """A table for each case: a line a format."""
-    found: dict[str, list[tuple[str, ...]]] = {}
-    for row in record["rows"]:
-        line = (
-            *(row["cache"], row["backend"], "yes" if row["graphs"] else "no"),
-            *(f"{row[name]:,.2f}" for name in ("step_ms", "alone_ms", "times_alone")),
-            *(
-                "" if row[name] is None else f"{row[name]:,.1f}"
-                for name in ("tokens_per_s", "transformers_tokens_per_s")
-            ),
-        )
-        found.setdefault(row["case"], []).append(line)
-    columns = (
-        "cache",
-        "attention",
-        "graphs",
-        "step, ms",
-        "alone, ms",
-        "× alone",
-        "tokens/s",
-        "transformers, tokens/s",
-    )
-    return [Table(f"steps {case}", columns, tuple(lines)) for case, lines in found.items()]

@@ -81,6 +81,7 @@ def engine(
     cuda_graph_max_bs: o.EngineGraphs = None,
     compile: o.EngineCompile = False,
     peer: o.EnginePeer = False,
+    extend_routes: o.EngineRoutes = False,
     repeat: o.EngineRepeat = 20,
     json_file: o.JsonFile = None,
     plot: o.Plot = None,
@@ -107,6 +108,7 @@ def engine(
         graph_rows=cuda_graph_max_bs,
         compile=compile,
         peer=peer,
+        extend_routes=extend_routes,
         repeat=repeat,
     )
     check_svg(plot)
@@ -119,7 +121,8 @@ def engine(
     said += [f"--page-tokens {page_tokens} --repeat {repeat}"]
     if cuda_graph_max_bs is not None:
         said += [f"--cuda-graph-max-bs {cuda_graph_max_bs}"]
-    said += [option for option, on in (("--compile", compile), ("--peer", peer)) if on]
+    flags = {"--compile": compile, "--peer": peer, "--extend-routes": extend_routes}
+    said += [option for option, on in flags.items() if on]
     command = " ".join(["kvq bench engine", *said])
 
     record: dict[str, Any] = {}
@@ -137,5 +140,7 @@ def engine(
         if record:
             for table in benching.tables(record):
                 screen.table(table.title, table.columns, table.rows)
+            for note in benching.notes(record):
+                screen.say(note)
             if plot is not None:
                 write_file(plot, bar_chart(record), "plot")

@@ -172,4 +172,17 @@ EnginePeer = Annotated[
         "by SDPA.",
     ),
 ]
-EngineRepeat = Annotated[int, typer.Option(metavar="N", min=1, help="Steps that are timed.")]
+EngineRoutes = Annotated[
+    bool,
+    typer.Option(
+        "--extend-routes",
+        help="Also compute prompts over a past by each way that the backend has to read it, in "
+        "turn with the one that it chooses.",
+    ),
+]
+EngineRepeat = Annotated[
+    int,
+    typer.Option(
+        metavar="N", min=1, help="Steps that are timed; of prompts 5 at least and 10 at most."
+    ),
+]

@@ -11,6 +11,7 @@ import torch
 
 from kvq_attention import Batch, Table, ops
 from kvq_attention.batch import Request as AttentionRequest
+from kvq_attention.routes import Route
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
 from kvq_cli.engine.graphs import Capture, DecodeGraphs, OnGpu
@@ -30,6 +31,8 @@ class ModelRunner:
     Attributes
     ----------
     max_tokens : longest request, for which the tables of graphs have room; the engine says it
+    extend_route : by which prompts read their past, for measurements; None = as the backend of
+        extends chooses
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class ModelRunner:
         self.backends = backends
         self.prefill_reads = prefill_reads
         self.scratch_bytes = scratch_bytes
+        self.extend_route: Route | None = None
         self.device = next(model.parameters()).device
         self._usual_requests = usual_requests
         self.max_tokens = 0
@@ -119,6 +123,7 @@ class ModelRunner:
             backends=self.backends,
             prefill_reads=self.prefill_reads,
             scratch_bytes=self.scratch_bytes,
+            extend_route=self.extend_route,
             states=states,
         )
         output = self.model(

@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface
 
 from kvq_attention import Batch, ops
+from kvq_attention.routes import Route
 from kvq_attention.support import Choice
 from kvq_cli.models import linear
 from kvq_cli.models.linear import Part
@@ -36,6 +37,7 @@ class StepContext:
     backends : attention backend of each op
     prefill_reads : what an extend sees of its own chunk: "own" rows as they came, or "packed" ones
     scratch_bytes : that an extend of own rows may decode its past into
+    extend_route : by which it reads its past, for measurements; None = as its backend chooses
     states : of linear-attention layers, by requests that are computed at once
     """
 
@@ -46,6 +48,7 @@ class StepContext:
     backends: Choice
     prefill_reads: str = "own"
     scratch_bytes: int = ops.SCRATCH_BYTES
+    extend_route: Route | None = None
     states: Sequence[Part] = ()
 
     def attend(
@@ -86,8 +89,14 @@ class StepContext:
                 read(rows, self.extend, "extend")
             else:
                 given = q[rows], k[rows], v[rows], *caches, self.extend, tier
-                told, room = self.backends.told("extend"), self.scratch_bytes
-                parts.append(ops.extend(*given, backend=told, scratch_bytes=room, **options))
+                attended = ops.extend(
+                    *given,
+                    scratch_bytes=self.scratch_bytes,
+                    backend=self.backends.told("extend"),
+                    route=self.extend_route,
+                    **options,
+                )
+                parts.append(attended)
                 store(rows, self.extend)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
