@@ -42,10 +42,10 @@ def test_a_longer_request_never_has_fewer(wanted: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "kv_heads", "found"),
+    ("requests", "pieces", "found"),
     [(1, 8, 132), (4, 8, 33), (16, 8, 8), (128, 8, 1), (10**6, 8, 1), (1, 1, 1056), (None, 8, 16)],
 )
-def test_a_device_is_filled_by_all_requests_and_heads(
-    requests: int | None, kv_heads: int, found: int
+def test_a_device_is_filled_by_the_pieces_of_all_requests(
+    requests: int | None, pieces: int, found: int
 ) -> None:
-    assert chunks.wanted(requests, kv_heads, at_once=1056) == found
+    assert chunks.wanted(requests, pieces, at_once=1056) == found

@@ -11,15 +11,16 @@ from __future__ import annotations
 USUAL_REQUESTS = 8
 
 
-def wanted(requests: int | None, kv_heads: int, at_once: int) -> int:
+def wanted(requests: int | None, pieces: int, at_once: int) -> int:
     """Chunks by which so many requests fill a device, at least 1.
 
     Parameters
     ----------
     requests : that calls usually have; None = nobody knows
-    at_once : pieces, chunks of one KV head, that the device works on at a time
+    pieces : of a chunk: KV heads × groups that a KV head's query heads are cut into
+    at_once : pieces that the device works on at a time
     """
-    return max(1, at_once // ((requests or USUAL_REQUESTS) * kv_heads))
+    return max(1, at_once // ((requests or USUAL_REQUESTS) * pieces))
 
 
 def count(visible: int, wanted: int, *, alone: int, smallest: int, largest: int, most: int) -> int:

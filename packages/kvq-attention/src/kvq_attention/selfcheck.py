@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 import kvq_codecs
-from kvq_attention import launches, ops, support
+from kvq_attention import compiling, launches, ops, support
 from kvq_attention.accuracy import MAX_ERROR
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.needs import Need
@@ -128,6 +128,7 @@ def run(
     *,
     backend: str = support.AUTO,
     each: bool = True,
+    jobs: int = 0,
 ) -> list[Outcome]:
     """Try every format; `Outcome.problems` says what is wrong.
 
@@ -137,6 +138,7 @@ def run(
     device, dtype : where, and of what type the queries, keys and values are
     backend : "auto", a name or OP=NAME,…; what a name for all does not serve is not tried
     each : whether OP=NAME must be tried with each format, rather than with any
+    jobs : processes that compile the kernels first; 0 = each when it is needed
 
     Raises `UnsupportedError`, before anything is tried, when nothing can be stored nor attended
     to, or when OP=NAME cannot be tried.
@@ -164,9 +166,29 @@ def run(
         if wanted["store"]:
             support.pick_each(backend, wanted)
         raise UnsupportedError(next(iter(found[0].refused.values())))
-    for outcome in filter(_is_tried, found):
+    tried = list(filter(_is_tried, found))
+    runs = [((outcome.k, outcome.v), layer, outcome.backends) for outcome in tried]
+    compile_ahead(runs, device, dtype, jobs)
+    for outcome in tried:
         _try(outcome, device, dtype)
     return found
+
+
+def compile_ahead(
+    runs: Iterable[tuple[tuple[str, str], Layer, Mapping[str, str]]],
+    device: str,
+    dtype: torch.dtype,
+    jobs: int,
+) -> None:
+    """Compile what `run_one` needs with these arguments, in up to `jobs` processes; 0 = none."""
+    calls = [
+        (pair, layer, {op: name}, device, dtype)
+        for pair, layer, backends in runs
+        for op, name in backends.items()
+        if name != "reference"
+    ]
+    calls.sort(key=lambda call: "extend" not in call[2])  # which takes longest
+    compiling.ahead(jobs, run_one, calls)
 
 
 def run_one(

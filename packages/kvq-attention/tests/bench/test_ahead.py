@@ -1,4 +1,3 @@
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,4 @@ def test_a_kernel_that_fails_ahead_is_left_to_the_measurement():
     unknown = replace(served, formats=(Formats("q5_0", "q5_0"),))
     with pytest.raises(ValueError, match="q5_0"):
         ahead.run_once(unknown, next(unknown.spots))
-    try:
-        ahead.compile_ahead(unknown, 1)
-    except BrokenProcessPool:
-        pytest.fail("a refusal must not end the processes")
+    ahead.compile_ahead(unknown, 1)

@@ -216,8 +216,9 @@ def test_there_is_room_for_every_piece(rows: int, monkeypatch: pytest.MonkeyPatc
 def test_as_many_chunks_are_wanted_as_fill_a_device(wide: bool) -> None:
     """By all requests that calls usually have, and all KV heads."""
     full = items.FULL_WIDE if wide else items.FULL_PACKED
-    for processors, kv_heads, requests in product((1, 24, 132), (1, 2, 8), (1, 3, 16, 500)):
-        found = items.wanted(requests, kv_heads, processors, wide=wide)
-        each = requests * kv_heads
+    numbers = product((1, 24, 132), (1, 2, 8), (1, 16, 17), (1, 3, 16, 500))
+    for processors, kv_heads, group, requests in numbers:
+        found = items.wanted(requests, kv_heads, group, processors, wide=wide)
+        each = requests * kv_heads * (1 + (group > 16))
         assert found * each <= max(full * processors, each) < (found + 1) * each
-    assert items.wanted(None, 8, 132, wide=wide) == full * 132 // (USUAL_REQUESTS * 8)
+    assert items.wanted(None, 8, 4, 132, wide=wide) == full * 132 // (USUAL_REQUESTS * 8)

@@ -247,9 +247,9 @@ def test_fixed_chunks_begin_on_multiples_wherever_a_request_ends() -> None:
 
 
 def test_as_many_chunks_are_wanted_as_fill_a_device() -> None:
-    """By all requests that calls usually have, and all KV heads."""
+    """By all pieces of the requests that calls usually have."""
     config = CONFIGS[0]
-    for processors, kv_heads, requests in product((1, 24, 132), (1, 2, 8), (1, 3, 16, 500)):
-        found = config.wanted(requests, kv_heads, processors)
-        full, each = config.programs * processors, requests * kv_heads
+    for processors, pieces, requests in product((1, 24, 132), (1, 2, 8), (1, 3, 16, 500)):
+        found = config.wanted(requests, pieces, processors)
+        full, each = config.programs * processors, requests * pieces
         assert found * each <= max(full, each) < (found + 1) * each

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import kvq_codecs
-from kvq_attention import selfcheck, support
+from kvq_attention import compiling, selfcheck, support
 from kvq_attention.bench import machine as attention_machine
 from kvq_attention.bench.cases import parse_shape
 from kvq_attention.selfcheck import Outcome
@@ -75,6 +75,7 @@ def check(
         computed,
         backend=backend,
         each=bool(cache_dtypes),
+        jobs=_jobs(where),
     )
     problems = [problem for outcome in outcomes for problem in outcome.problems]
     return {
@@ -133,6 +134,8 @@ def check_model(
         formats = parse_formats(cache_dtype, shape)
         for case in cases(shape, formats, page_tokens, prefill_reads):
             found.setdefault(replace(case, layer=case.layer.small(MOST_VALUES)), backends)
+    runs = [case.given(chosen) for case, chosen in found.items()]
+    selfcheck.compile_ahead(runs, where.type, computed, _jobs(where))
     outcomes = [(case, case.run(chosen, where.type, computed)) for case, chosen in found.items()]
     problems = [problem for _, outcome in outcomes for problem in outcome.problems]
     return {
@@ -148,6 +151,11 @@ def check_model(
         "launches": _launches([outcome for _, outcome in outcomes]),
         "seconds": time.perf_counter() - start,
     }
+
+
+def _jobs(device: torch.device) -> int:
+    """Processes that compile: a CPU's backends have nothing to compile, or an interpreter."""
+    return compiling.USUAL_JOBS if device.type == "cuda" else 0
 
 
 def _machine(device: torch.device, backend: str) -> Record:

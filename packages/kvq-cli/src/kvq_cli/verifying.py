@@ -41,10 +41,14 @@ class Case:
         """Op that is tried → the model's op whose backend runs it."""
         return dict(self.pairs)
 
+    def given(self, backends: Choice) -> tuple[tuple[str, str], Layer, dict[str, str]]:
+        """What `selfcheck` is told, with the backends that are chosen for a model."""
+        by_op = {op: getattr(backends, own) for op, own in self.pairs}
+        return (self.cache.k, self.cache.v), self.layer, by_op
+
     def run(self, backends: Choice, device: str, dtype: torch.dtype) -> Outcome:
         """Try its ops with the backends that are chosen for a model."""
-        by_op = {op: getattr(backends, own) for op, own in self.pairs}
-        return selfcheck.run_one((self.cache.k, self.cache.v), self.layer, by_op, device, dtype)
+        return selfcheck.run_one(*self.given(backends), device, dtype)
 
 
 def cases(

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvq_attention import reference
 from kvq_attention.cuda import items
-from kvq_attention.cuda.shapes import ROWS
+from kvq_attention.cuda.items import ROWS
 from kvq_attention.triton import tiles
 from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.extending import shapes
@@ -202,11 +202,11 @@ def test_decodes_keep_partial_results_on_a_gpu(context, requests):
     limits = {"context": context, "max_running_requests": requests, "max_prefill_tokens": 1}
     usual, chunks = usual_requests(requests), 1
     for processors in (20, 132, LARGEST_GPU):
-        given = usual, MODEL.num_kv_heads, processors
-        wanted = [items.wanted(*given, wide=wide) for wide in (False, True)]
+        heads = MODEL.num_kv_heads, MODEL.num_heads // MODEL.num_kv_heads
+        wanted = [items.wanted(usual, *heads, processors, wide=wide) for wide in (False, True)]
         chunks = max(chunks, *(items.most_chunks(context, None, requests, n) for n in wanted))
         for config in (replace(config, programs=WARPS) for config in TILES):
-            n = config.wanted(*given)
+            n = config.wanted(usual, MODEL.num_kv_heads, processors)
             chunks = max(chunks, tiles.most_chunks(context, None, requests, config, n))
     if chunks > 1:
         assert workspace(MODEL, **limits).attention >= partial_bytes(chunks, requests, requests)

@@ -1,16 +1,10 @@
-"""Kernels compiled by several processes before anything is timed: compiling keeps one core busy.
-
-Triton and CuPy keep what they compiled on disk, where the measuring process finds it.
-"""
+"""The kernels of a plan, compiled before anything is timed."""
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 import torch
 
-from kvq_attention import Batch, Table, ops
+from kvq_attention import Batch, Table, compiling, ops
 from kvq_attention.bench.cases import Case, Spot
 from kvq_attention.bench.data import TIER, Pool, empty_pool, fill, random_rows
 from kvq_attention.bench.extend import routes, with_host
@@ -25,11 +19,7 @@ def compile_ahead(plan: Plan, jobs: int) -> None:
 
     A kernel that fails here fails again where it is measured, and is reported there.
     """
-    spawn = multiprocessing.get_context("spawn")  # a fork would inherit the device's state
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
-        asked = [workers.submit(run_once, plan, spot) for spot in plan.spots]
-        for each in asked:
-            each.exception()
+    compiling.ahead(jobs, run_once, [(plan, spot) for spot in plan.spots])
 
 
 def run_once(plan: Plan, spot: Spot) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from kvq_attention.bench.cases import (
     parse_formats,
     parse_shapes,
 )
+from kvq_attention.compiling import USUAL_JOBS
 from kvq_attention.errors import AttentionError, UnsupportedError
 from kvq_attention.needs import Need
 from kvq_attention.trial import Layer
@@ -163,7 +163,7 @@ DEFAULTS = {
         store_tokens="16384,2048,256,1",
         copy_tokens="65536,1024",
         repeat=30,
-        jobs=min(8, (os.cpu_count() or 1) // 2),
+        jobs=USUAL_JOBS,
     ),
     "cpu": Defaults(  # tiny: the code is tried, not the processor
         shape="4/2x128",

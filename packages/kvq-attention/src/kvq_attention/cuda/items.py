@@ -12,6 +12,7 @@ MOST_CHUNKS = 256  # of longer sequences chunks grow
 # Pieces a multiprocessor by which it reads as fast as it can, of packed and of 16-bit caches
 FULL_PACKED, FULL_WIDE = 8, 4
 TILE = 16  # tokens of a tensor-core product
+ROWS = (4, 8, 16)  # query rows that a warp takes at once
 
 
 def constants() -> dict[str, int]:
@@ -25,12 +26,13 @@ def constants() -> dict[str, int]:
     }
 
 
-def wanted(requests: int | None, kv_heads: int, processors: int, *, wide: bool) -> int:
+def wanted(requests: int | None, kv_heads: int, group: int, processors: int, *, wide: bool) -> int:
     """Chunks a request that fill a device, of so many requests a call; None = nobody knows.
 
-    wide: the cache has 16 bits a value, or more.
+    group: query heads a KV head. wide: the cache has 16 bits a value, or more.
     """
-    return chunks.wanted(requests, kv_heads, (FULL_WIDE if wide else FULL_PACKED) * processors)
+    pieces = kv_heads * -(-group // ROWS[-1])
+    return chunks.wanted(requests, pieces, (FULL_WIDE if wide else FULL_PACKED) * processors)
 
 
 def most_chunks(reach: int, window: int | None, queries: int, wanted: int) -> int:

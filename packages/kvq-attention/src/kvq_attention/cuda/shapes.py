@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvq_attention.cuda.items import TILE
+from kvq_attention.cuda.items import ROWS, TILE
 
 LINES = 8  # query rows that a product takes
-ROWS = (4, 8, 16)  # that a warp takes at once
 WARP = 32  # threads
 # Warps that a multiprocessor's registers hold of 128 values a row and up to 8 query rows
 MOST_WARPS = 16

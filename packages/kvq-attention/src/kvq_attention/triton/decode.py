@@ -67,7 +67,8 @@ def launch(
     heads = SCORE_ROWS.value // tiles.power_of_two(max(k.scales, v.scales, 1))
     reach = min(table.shape[1] * page_tokens, WIDEST)
     window = None if scoring.window is None else min(scoring.window, WIDEST)
-    wanted = config.wanted(batch.usual_requests, kv_heads, processors(q.device))
+    each = kv_heads * -(-group // heads)  # pieces a chunk
+    wanted = config.wanted(batch.usual_requests, each, processors(q.device))
     chunks = tiles.most_chunks(reach, window, num_tokens, config, wanted)
     groups = min(num_tokens * -(-group // heads), batch.num_requests + num_tokens * group // heads)
     pieces = max(1, chunks * groups * kv_heads)  # padding alone is blanked by a program, too

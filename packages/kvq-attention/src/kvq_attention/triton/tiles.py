@@ -48,9 +48,9 @@ class Config:
                 f"a chunk must hold whole tiles: {self.chunk} tokens are none of {self.tokens}"
             )
 
-    def wanted(self, requests: int | None, kv_heads: int, processors: int) -> int:
-        """Chunks a request that fill a device, of so many requests a call; None = nobody knows."""
-        return chunks.wanted(requests, kv_heads, self.programs * processors)
+    def wanted(self, requests: int | None, pieces: int, processors: int) -> int:
+        """Chunks of so many pieces a request that fill a device: see `chunks.wanted`."""
+        return chunks.wanted(requests, pieces, self.programs * processors)
 
 
 @dataclass(frozen=True, slots=True)

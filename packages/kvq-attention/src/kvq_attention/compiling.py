@@ -1,0 +1,42 @@
+"""Kernels compiled by several processes before they are needed: compiling keeps one core busy.
+
+Triton and CuPy keep what they compiled on disk, where this process finds it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+# Each holds a context on the device beside its kernels.
+USUAL_JOBS = min(8, (os.cpu_count() or 1) // 2)
+
+
+def ahead(jobs: int, work: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:
+    """Do some work with each of these arguments in up to `jobs` processes; 0 = not at all.
+
+    What fails there fails again where it is needed, and is reported there. `work` is found by its
+    name, in a module that is imported anew.
+    """
+    asked = list(calls)
+    if jobs < 1 or not asked:
+        return
+    workers = ProcessPoolExecutor(
+        min(jobs, len(asked)),
+        mp_context=multiprocessing.get_context("spawn"),  # a fork would inherit the device's state
+        # An interrupt is for the whole group: these end at once, without a word.
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        for each in [workers.submit(work, *given) for given in asked]:
+            each.exception()
+    except BrokenProcessPool:  # one has crashed, and the others with it
+        pass
+    finally:
+        workers.shutdown(cancel_futures=True)
