@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,6 +37,58 @@ def test_all_is_done_in_other_processes_whatever_fails(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_no_error_of_who_asked() -> None:
     compiling.ahead(1, os._exit, [(1,)] * 3)
+
+
+def test_each_has_one_thread(tmp_path: Path) -> None:
+    """More of several processes would wait for each other's: 22 times as long on two cores."""
+    path = tmp_path / "threads"
+    text = f"import torch; open({str(path)!r}, 'w').write(str(torch.get_num_threads()))"
+    compiling.ahead(1, exec, [(text,)])
+    assert path.read_text() == "1"
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_they_end_with_who_asked(end: signal.Signals, tmp_path: Path) -> None:
+    """An interrupt is sent to all of a terminal's processes, and says one thing."""
+    path = tmp_path / "worker"
+    work = (
+        f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid()) + chr(10)); "
+        "time.sleep(60)"
+    )
+    script = f"from kvq_attention import compiling; compiling.ahead(2, exec, [({work!r},)] * 3)"
+    asking = subprocess.Popen(
+        [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: path.exists() and path.read_text().endswith("\n"))
+        worker = int(path.read_text())
+        if end == signal.SIGKILL:
+            asking.kill()
+        else:
+            os.killpg(asking.pid, end)
+        said = asking.communicate(timeout=20)[1]
+        wait_for(lambda: not alive(worker))
+        assert said.count("Traceback") == (end == signal.SIGINT)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(asking.pid, signal.SIGKILL)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Until it is, or a minute has passed."""
+    stop = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < stop
+        time.sleep(0.05)
+
+
+def alive(process: int) -> bool:
+    """Whether it runs: one that nobody has waited for yet does not."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state.rpartition(") ")[2][0] != "Z"
 
 
 @pytest.mark.parametrize(("jobs", "files"), [(0, ["a"]), (2, [])])
