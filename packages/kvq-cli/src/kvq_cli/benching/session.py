@@ -176,7 +176,8 @@ def _row(
 
 def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], seconds: float) -> Record:
     name = plan.model.name if isinstance(plan.model, RandomModel) else plan.model
-    kind = "Steps of the engine, compiled" if plan.compile else "Steps of the engine"
+    kind = "Steps of the engine"
+    kind += ", compiled" * plan.compile + ", by route of extend" * plan.extend_routes
     hardware = machine.hardware(device)
     versions = machine.versions(device)
     packages = {"transformers": transformers, "kvq-cli": kvq_cli, "kvq-pools": kvq_pools}
