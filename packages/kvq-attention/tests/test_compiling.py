@@ -47,31 +47,40 @@ def test_each_has_one_thread(tmp_path: Path) -> None:
     assert path.read_text() == "1"
 
 
+@pytest.mark.parametrize("importing", [False, True])
+@pytest.mark.parametrize("to_all", [False, True])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_they_end_with_who_asked(end: signal.Signals, tmp_path: Path) -> None:
-    """An interrupt is sent to all of a terminal's processes, and says one thing."""
-    path = tmp_path / "worker"
-    work = (
-        f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid()) + chr(10)); "
-        "time.sleep(60)"
-    )
+def test_they_end_with_who_asked(
+    end: signal.Signals, to_all: bool, importing: bool, tmp_path: Path
+) -> None:
+    """An interrupt, which a terminal sends to all, says one thing, whatever they are at."""
+    began = tmp_path / "began"
+    work = f"import time; open({str(began)!r}, 'w').close(); time.sleep(60)"
     script = f"from kvq_attention import compiling; compiling.ahead(2, exec, [({work!r},)] * 3)"
     asking = subprocess.Popen(
         [sys.executable, "-c", script], start_new_session=True, stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_for(lambda: path.exists() and path.read_text().endswith("\n"))
-        worker = int(path.read_text())
-        if end == signal.SIGKILL:
-            asking.kill()
-        else:
-            os.killpg(asking.pid, end)
+        wait_for(lambda: len(workers(asking.pid)) == 2 and (importing or began.exists()))
+        found = workers(asking.pid)
+        (os.killpg if to_all else os.kill)(asking.pid, end)
         said = asking.communicate(timeout=20)[1]
-        wait_for(lambda: not alive(worker))
-        assert said.count("Traceback") == (end == signal.SIGINT)
+        wait_for(lambda: not any(map(alive, found)))
+        assert said.count("Traceback") == (end == signal.SIGINT), said
     finally:
         with suppress(ProcessLookupError):
             os.killpg(asking.pid, signal.SIGKILL)
+
+
+def workers(session: int) -> list[int]:
+    """The processes of a session that began to be somebody's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            process = int(entry.name)
+            if os.getsid(process) == session and b"spawn_main" in (entry / "cmdline").read_bytes():
+                found.append(process)
+    return found
 
 
 def wait_for(true: Callable[[], bool]) -> None:

@@ -168,8 +168,8 @@ def test_on_a_gpu_a_model_computes_in_the_type_that_it_was_trained_in(plan, monk
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "give a MODEL or --random"),
-        (["demo", "--random", TINY], "give a MODEL or --random"),
+        ([], "give a MODEL or --random, one of them"),
+        (["demo", "--random", TINY], "give a MODEL or --random, one of them"),
         (["--random", "4096"], "must be LAYERSxHIDDENxINNER"),
         (["--random", TINY, "--cases", "2k"], "must be BATCHxCONTEXT"),
         (["--random", TINY, "--device", "cpu", "--cuda-graph-max-bs", "4"], "asks for CUDA graphs"),

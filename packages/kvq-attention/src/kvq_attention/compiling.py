@@ -12,48 +12,63 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 # Each holds a context on the device beside its kernels.
-USUAL_JOBS = min(8, (os.cpu_count() or 1) // 2)
+MOST_JOBS = 8
+
+
+def usual_jobs() -> int:
+    """As many as half the cores that this process may use; 0 where that is but one."""
+    half = len(os.sched_getaffinity(0)) // 2
+    return min(MOST_JOBS, half) if half > 1 else 0
 
 
 def ahead(jobs: int, work: Callable[..., Any], calls: Iterable[tuple[Any, ...]]) -> None:
     """Do some work with each of these arguments in up to `jobs` processes; 0 = not at all.
 
-    What fails there fails again where it is needed, and is reported there. `work` is found by its
-    name, in a module that is imported anew.
+    What fails there fails again where it is needed, and is reported there. Processes begin by
+    importing what the program has as `__main__`, as Python's `multiprocessing` says, and find
+    `work` by its name: a script must call this below `if __name__ == "__main__"`.
     """
     asked = list(calls)
     if jobs < 1 or not asked:
         return
+    context = multiprocessing.get_context("spawn")  # a fork would inherit the device's state
+    ended, ending = context.Pipe(duplex=False)
     workers = ProcessPoolExecutor(
-        min(jobs, len(asked)),
-        mp_context=multiprocessing.get_context("spawn"),  # a fork would inherit the device's state
-        initializer=_begin,
+        min(jobs, len(asked)), mp_context=context, initializer=_begin, initargs=(ended,)
     )
+    # They never see an interrupt, which a terminal sends to all: this process ends them.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        for each in [workers.submit(work, *given) for given in asked]:
+        try:
+            futures = [workers.submit(work, *given) for given in asked]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for each in futures:
             each.exception()
     except BrokenProcessPool:  # one has crashed, and the others with it
         pass
+    except BaseException:
+        ending.close()
+        raise
     finally:
         workers.shutdown(cancel_futures=True)
+        ending.close()
+        ended.close()
 
 
-def _begin() -> None:
+def _begin(ended: Connection) -> None:
     """Be one of several: one thread each, or all would wait for each other's."""
     torch.set_num_threads(1)
-    # An interrupt is for the whole group: this one ends at once, without a word.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with, args=(ended,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """A parent that is killed says nothing, and a context holds memory of the device."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+def _end_with(ended: Connection) -> None:
+    """Whatever is under way: whoever asked has closed the other end, or was killed."""
+    ended.poll(None)
+    os._exit(1)

@@ -155,7 +155,7 @@ def check_model(
 
 def _jobs(device: torch.device) -> int:
     """Processes that compile: a CPU's backends have nothing to compile, or an interpreter."""
-    return compiling.USUAL_JOBS if device.type == "cuda" else 0
+    return compiling.usual_jobs() if device.type == "cuda" else 0
 
 
 def _machine(device: torch.device, backend: str) -> Record:

@@ -21,7 +21,7 @@ from kvq_attention.bench.cases import (
     parse_formats,
     parse_shapes,
 )
-from kvq_attention.compiling import USUAL_JOBS
+from kvq_attention.compiling import usual_jobs
 from kvq_attention.errors import AttentionError, UnsupportedError
 from kvq_attention.needs import Need
 from kvq_attention.trial import Layer
@@ -163,7 +163,7 @@ DEFAULTS = {
         store_tokens="16384,2048,256,1",
         copy_tokens="65536,1024",
         repeat=30,
-        jobs=USUAL_JOBS,
+        jobs=usual_jobs(),
     ),
     "cpu": Defaults(  # tiny: the code is tried, not the processor
         shape="4/2x128",

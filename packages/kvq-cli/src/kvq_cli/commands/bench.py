@@ -88,7 +88,7 @@ def engine(
 ) -> None:
     """Measure steps of the engine, decodes and prompts, of a model or one of random weights."""
     if (model is None) == (random is None):
-        raise typer.BadParameter("give a MODEL or --random", param_hint="MODEL")
+        raise typer.BadParameter("give a MODEL or --random, one of them", param_hint="MODEL")
 
     from kvq_attention import bench as attention_bench
     from kvq_cli import benching

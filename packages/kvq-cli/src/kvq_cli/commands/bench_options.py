@@ -95,7 +95,7 @@ Jobs = Annotated[
     typer.Option(
         metavar="PROCESSES",
         help="Processes that compile kernels before anything is timed; 0: each when it is needed. "
-        "Default: half the cores, at most 8.",
+        "Default: half the cores, at most 8, on a GPU; 0 on a CPU.",
         show_default=False,
     ),
 ]

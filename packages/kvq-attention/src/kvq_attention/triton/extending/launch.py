@@ -79,8 +79,8 @@ class _Call:
             raise UnsupportedError(
                 "dense kernels take nothing of this step: Batch.host must tell of a request of "
                 f"{route.rows} query rows or more, whose results {self.scratch_bytes:,} bytes of "
-                "scratch hold; there must be no window and no soft cap, one head_dim, one dtype of "
-                "q, k and v, and a kernel of torch for these"
+                "scratch hold; there must be no fp32 cache, no window and no soft cap, a positive "
+                "scale, one head_dim, one dtype of q, k and v, and a kernel of torch for these"
             )
 
     def known(self, host: tuple[Request, ...], fewest: int | None) -> dense.Known | None:
