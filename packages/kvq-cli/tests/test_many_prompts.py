@@ -117,5 +117,9 @@ def test_preempted_and_rebuilt(case):
             got[name] += delta.token_ids
         engine.cache.space.check_integrity()
     assert not differing(case, got)
-    assert engine.stats().preemptions_total - requeued > 0
-    assert requeued > COUNT // 4
+    preempted = engine.stats().preemptions_total - requeued
+    if engine.runner.geometry.full_layers:
+        assert preempted > 0
+        assert requeued > COUNT // 4
+    else:  # the windows of all that run have pages of their own, in a smaller cache, too
+        assert (preempted, requeued) == (0, 0)
