@@ -20,9 +20,14 @@ DRIVER_BYTES = 1024
 
 # Stack loads and stores, once a piece and outside the loops over tokens, by the compilers of Triton
 # 3.6 and 3.7: tiles of 32 tokens make iso4 a twelfth faster than those of 16, which need no stack.
-SPILLED = {("iso4", "attend"): 28, ("iso3", "attend"): 2}
+SPILLED = {("iso4", "attend"): 30, ("iso3", "attend"): 6, ("q6_0", "attend"): 2}
 # and at other head_dims
-SHAPED_SPILLED = {"iso3, head_dim 256": 34, "nvfp4, head_dim 64": 8, "q8_0, head_dim 64": 4}
+SHAPED_SPILLED = {
+    "iso3, head_dim 256": 34,
+    "nvfp4, head_dim 64": 8,
+    "q8_0, head_dim 64": 4,
+    "k=fp16 v=iso3": 4,
+}
 # Sums of 256 float32 values a row and their product in three parts fill all registers.
 WIDE = "fp32, head_dim 256"
 WIDE_SPILLED = 600
