@@ -9,9 +9,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,13 +43,9 @@ def ahead(jobs: int, work: Callable[..., Any], calls: Iterable[tuple[Any, ...]])
     workers = ProcessPoolExecutor(
         min(jobs, len(asked)), mp_context=context, initializer=_begin, initargs=(ended,)
     )
-    # They never see an interrupt, which a terminal sends to all: this process ends them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        try:
+        with _uninterrupted():
             futures = [workers.submit(work, *given) for given in asked]
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for each in futures:
             each.exception()
     except BrokenProcessPool:  # one has crashed, and the others with it
@@ -60,6 +57,28 @@ def ahead(jobs: int, work: Callable[..., Any], calls: Iterable[tuple[Any, ...]])
         workers.shutdown(cancel_futures=True)
         ending.close()
         ended.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes are begun whole; they never see an interrupt, which a terminal sends to all.
+
+    It waits until they are under way, when this process ends them.
+    """
+    caught: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if is_main:  # of all threads it alone can have handlers, and it alone is interrupted
+        signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_main:
+            signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
+    if caught:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _begin(ended: Connection) -> None:
