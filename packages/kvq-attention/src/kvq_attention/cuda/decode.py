@@ -78,8 +78,8 @@ def launch(
     reach = min(table.shape[1] * page_tokens, WIDEST)
     window = 0 if scoring.window is None or scoring.window > WIDEST else scoring.window
     wide = k_cache.spec.row_bytes(dim) + v_cache.spec.row_bytes(dim) >= WIDE_VALUE_BYTES * 2 * dim
-    device = processors(q.device)
-    wanted = items.wanted(batch.usual_requests, kv_heads, group, device, wide=wide)
+    available = processors(q.device)
+    wanted = items.wanted(batch.usual_requests, kv_heads, group, available, wide=wide)
     chunks = items.most_chunks(reach, window or None, num_tokens, wanted)
     groups = min(num_tokens * -(-group // rows), batch.num_requests + num_tokens * group // rows)
     pieces = max(1, chunks * groups)  # of a KV head; padding alone is blanked by a block, too

@@ -66,8 +66,8 @@ class Workspace:
 def usual_requests(max_running_requests: int) -> int:
     """Requests that an engine usually runs of those that may run: see `Batch.usual_requests`.
 
-    An eighth, by which neither a lone request nor as many as may run are decoded much slower than
-    they could be: within a few hundredths of a step on an H200.
+    An eighth: of 16 on an H200, neither a lone request nor as many as may run are decoded slower
+    than they could be by more than a few hundredths of a step, by what decodes alone take there.
     """
     return -(-max_running_requests // 8)
 
