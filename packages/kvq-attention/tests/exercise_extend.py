@@ -18,13 +18,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import triton.language as tl
 from triton.runtime.jit import KernelInterface
 
 from exercise import DEVICE, DIM, DONE, GROUP, KV_HEADS, PAGE_TOKENS, PAGES, TIER, cache, stored
 from kvq_attention import Batch, Table, ops
 from kvq_attention.dense import Dense
-from kvq_attention.triton.extending import dense, items, portions, routes, scratch, shapes, step
+from kvq_attention.triton.extending import dense, portions, routes, scratch, shapes, step
 from kvq_codecs import Encoded
 
 LAUNCHED = "launched"
@@ -79,8 +78,7 @@ def smaller() -> None:
 
     step.Step.requests = some
     portions.GRAIN = portions.ENOUGH = 16
-    for module in (items, shapes):  # before anything is compiled
-        module.LEAST_PART = tl.constexpr(LEAST_PART)
+    shapes.LEAST_PART = LEAST_PART
 
 
 def noting_launches() -> set[str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton.language as tl
 
-from kvq_attention.triton.extending import items, shapes
-from kvq_attention.triton.extending.items import LEAST_PART
+from kvq_attention.triton.extending import shapes
 
 from ..decode.cases import ieee, scoring_of
 from ..decode.places import INTERPRETED, TRITONS, Place, each_codec, each_place
@@ -22,9 +20,8 @@ QUERIES = (7, 30, 1, 1)
 def least(place: Place, monkeypatch: pytest.MonkeyPatch) -> int:
     """Tokens of a part at least: in the interpreter fewer, as each tile costs it milliseconds."""
     if place != INTERPRETED:
-        return int(LEAST_PART.value)
-    for module in (items, shapes):
-        monkeypatch.setattr(module, "LEAST_PART", tl.constexpr(40))
+        return shapes.LEAST_PART
+    monkeypatch.setattr(shapes, "LEAST_PART", 40)
     return 40
 
 

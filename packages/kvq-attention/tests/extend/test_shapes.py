@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from kvq_attention.triton.extending import shapes
-from kvq_attention.triton.extending.items import LEAST_PART, MOST_PARTS
+from kvq_attention.triton.extending.items import MOST_PARTS
 
 
 @pytest.mark.parametrize("group", [1, 4, 6])
 def test_the_bounds_hold_for_any_batch(group: int) -> None:
     """Items and rows of partial results, counted as the device counts them."""
     random = torch.Generator().manual_seed(group)
-    rows, most, least = 128, MOST_PARTS.value, LEAST_PART.value
+    rows, most, least = 128, MOST_PARTS.value, shapes.LEAST_PART
     for requests in (1, 2, 7, 40):
         for _ in range(50):
             queries = torch.randint(0, 600, (requests,), generator=random).tolist()

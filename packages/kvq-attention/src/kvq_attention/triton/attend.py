@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.items import chunking, piece_ends
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.partials import finish, join_sink, store_rows
 from kvq_attention.triton.queries import load_queries, normalize
 from kvq_attention.triton.rotation import turn
@@ -27,7 +28,29 @@ VARYING = [
 ]
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit
+def blank_padding(
+    out,
+    out_token,
+    out_head,
+    query_offsets,
+    num_requests,
+    num_tokens,
+    Q_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Zero the rows behind the last request's."""
+    COLUMNS: tl.constexpr = triton.next_power_of_2(DIM)
+    column = tl.arange(0, COLUMNS)
+    used = tl.load(query_offsets + num_requests)
+    for token in tl.range(used + tl.program_id(0), num_tokens, tl.num_programs(0)):
+        for head in tl.range(0, Q_HEADS):
+            row = tl.zeros([], tl.int64) + token
+            target = out + row * out_token + (tl.zeros([], tl.int64) + head) * out_head + column
+            tl.store(target, tl.zeros([COLUMNS], out.dtype.element_ty), mask=column < DIM)
+
+
+@jit(do_not_specialize=VARYING)
 def attend(
     q,
     k_planes,
@@ -298,25 +321,3 @@ def attend(
             KV_HEADS * GROUP,
             V_DIM,
         )
-
-
-@triton.jit
-def blank_padding(
-    out,
-    out_token,
-    out_head,
-    query_offsets,
-    num_requests,
-    num_tokens,
-    Q_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """Zero the rows behind the last request's."""
-    COLUMNS: tl.constexpr = triton.next_power_of_2(DIM)
-    column = tl.arange(0, COLUMNS)
-    used = tl.load(query_offsets + num_requests)
-    for token in tl.range(used + tl.program_id(0), num_tokens, tl.num_programs(0)):
-        for head in tl.range(0, Q_HEADS):
-            row = tl.zeros([], tl.int64) + token
-            target = out + row * out_token + (tl.zeros([], tl.int64) + head) * out_head + column
-            tl.store(target, tl.zeros([COLUMNS], out.dtype.element_ty), mask=column < DIM)

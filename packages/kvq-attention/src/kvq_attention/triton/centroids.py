@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import PART, load_part, store_bytes
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import to_half
 from kvq_codecs import rotation
 
@@ -50,7 +50,7 @@ def levels(centroids: Floats, thresholds: Floats) -> Levels:
     )
 
 
-@triton.jit
+@jit
 def split_part(values):
     """[rows, 8] → eight [rows], in order."""
     even, odd = tl.split(tl.reshape(values, (values.shape[0], 2, 2, 2)))
@@ -63,7 +63,7 @@ def split_part(values):
     return v0, v1, v2, v3, v4, v5, v6, v7
 
 
-@triton.jit
+@jit
 def add_in_order(total, values):
     """total + values[:, 0] + … + values[:, 7], from left to right."""
     parts = split_part(values)
@@ -72,7 +72,7 @@ def add_in_order(total, values):
     return total
 
 
-@triton.jit
+@jit
 def split_groups(values):
     """[rows, 8] → the first, second, third and fourth of each group of four, [rows, 2] each."""
     even, odd = tl.split(tl.reshape(values, (values.shape[0], 2, 2, 2)))
@@ -81,7 +81,7 @@ def split_groups(values):
     return a, b, c, d
 
 
-@triton.jit
+@jit
 def turn_part(values, quaternions):
     """Left product of each group of four with its quaternion, [rows, 8] both."""
     a, b, c, d = split_groups(values)
@@ -93,7 +93,7 @@ def turn_part(values, quaternions):
     return tl.reshape(tl.join(tl.join(t0, t2), tl.join(t1, t3)), values.shape)
 
 
-@triton.jit
+@jit
 def nearest(values, LEVELS: tl.constexpr):
     """Number of thresholds below each value, int32, and the square of that centroid.
 
@@ -113,7 +113,7 @@ def nearest(values, LEVELS: tl.constexpr):
     return start ^ passed, square
 
 
-@triton.jit
+@jit
 def encode_turned(
     source,
     step,

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention import launches
+from kvq_attention.triton.jit import jit
 from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
 
@@ -120,7 +120,7 @@ def launches_of(
             start += count
 
 
-@triton.jit(do_not_specialize=["num_pages"])
+@jit(do_not_specialize=["num_pages"])
 def _copy(
     planes,
     source_pages,

@@ -146,11 +146,11 @@ def launch(
         batch.num_requests,
         pieces,
         reach,
-        config.chunk,
         wanted,
         window or 0,
         V_DIM=v.dim,
         COLUMNS=tiles.power_of_two(v.dim),
+        CHUNK=config.chunk,  # as a constant: 113 registers, loads under way, instead of 72
         **common,
         **({"launch_pdl": True} if common["OVERLAP"] else {}),
         **({"maxnreg": MERGE_REGISTERS} if level else {}),

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import (
     INFINITY_BITS,
     LARGEST_FP16,
@@ -59,7 +59,7 @@ class Encoder:
     max_registers: int | None = None
 
 
-@triton.jit
+@jit
 def load_part(source, step, inside, first, SIZE: tl.constexpr, BF16: tl.constexpr):
     """Values first … first + SIZE - 1 of each span as float32 [spans, SIZE], exactly."""
     column = (tl.arange(0, SIZE) + first).to(tl.int64)[None, :]
@@ -69,7 +69,7 @@ def load_part(source, step, inside, first, SIZE: tl.constexpr, BF16: tl.constexp
     return raw.to(tl.float32)
 
 
-@triton.jit
+@jit
 def load_parts(source, step, inside, SPAN: tl.constexpr, BF16: tl.constexpr):
     """The values of each span: a tuple of float32 [spans, PART]."""
     parts = ()
@@ -78,21 +78,21 @@ def load_parts(source, step, inside, SPAN: tl.constexpr, BF16: tl.constexpr):
     return parts
 
 
-@triton.jit
+@jit
 def store_items(rows, first, items, live):
     """Write items [spans, n] from item `first` (an int or int32 [spans]) of each row on."""
     column = tl.arange(0, items.shape[1])[None, :]
     tl.store((rows + first)[:, None] + column, items, mask=live[:, None])
 
 
-@triton.jit
+@jit
 def concatenate(left, right):
     """[spans, n] and [spans, n] → [spans, 2n]."""
     both = tl.permute(tl.join(left, right), (0, 2, 1))
     return tl.reshape(both, (left.shape[0], 2 * left.shape[1]))
 
 
-@triton.jit
+@jit
 def store_bytes(rows, span, parts, live):
     """Write each span's bytes, uint8 [spans, n] a part, side by side, sixteen at a time at most."""
     COUNT: tl.constexpr = len(parts)
@@ -110,7 +110,7 @@ def store_bytes(rows, span, parts, live):
             store_items(rows, span * (COUNT * WIDTH) + i * 2 * WIDTH, pair, live)
 
 
-@triton.jit
+@jit
 def top_bits(parts):
     """Bits of each span's largest magnitude, int32 [spans]."""
     top = tl.max(magnitude_bits(parts[0]), 1)
@@ -119,7 +119,7 @@ def top_bits(parts):
     return top
 
 
-@triton.jit
+@jit
 def top_of_rows(top, ROW: tl.constexpr):
     """The largest of each row's ROW spans, in each of them."""
     if ROW == 1:
@@ -129,7 +129,7 @@ def top_of_rows(top, ROW: tl.constexpr):
     return tl.reshape(tl.broadcast_to(largest, rows.shape), top.shape)
 
 
-@triton.jit
+@jit
 def block_scale(top, LARGEST: tl.constexpr):
     """Stored scale of blocks of largest magnitude `top`, fp16(amax / LARGEST).
 
@@ -145,7 +145,7 @@ def block_scale(top, LARGEST: tl.constexpr):
     return scale, tl.where(alive, step, 1.0), alive
 
 
-@triton.jit
+@jit
 def row_scale(top, LARGEST: tl.constexpr):
     """max(amax, 1e-10) / LARGEST of rows of largest magnitude `top`, and which are finite.
 
@@ -157,13 +157,13 @@ def row_scale(top, LARGEST: tl.constexpr):
     return tl.div_rn(amax, tl.full(amax.shape, LARGEST, tl.float32)), finite
 
 
-@triton.jit
+@jit
 def quotients(part, step, alive):
     """A part [spans, n] over step [spans], +0 where its span is not alive."""
     return divide(tl.where(alive[:, None], part, 0.0), step[:, None])
 
 
-@triton.jit
+@jit
 def pack_nibbles(codes):
     """Codes int32 [spans, n], of which the low four bits count → bytes [spans, n / 2]."""
     pairs = tl.reshape(codes, (codes.shape[0], codes.shape[1] // 2, 2))
@@ -171,7 +171,7 @@ def pack_nibbles(codes):
     return ((low & 15) | (high << 4)).to(tl.uint8)
 
 
-@triton.jit
+@jit
 def pack_crumbs(codes):
     """Codes int32 [spans, n], of which the low two bits count → bytes [spans, n / 4]."""
     pairs = tl.reshape(codes, (codes.shape[0], codes.shape[1] // 4, 2, 2))

@@ -9,11 +9,12 @@ query's bits do not even depend on which tokens of its request are computed besi
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 
-@triton.jit
+
+@jit
 def chunking(
     queries,
     length,
@@ -54,7 +55,7 @@ def chunking(
     return first, size, tl.where(queries > 0, count, 0)
 
 
-@triton.jit
+@jit
 def count_pieces(
     queries,
     length,
@@ -77,7 +78,7 @@ def count_pieces(
     return chunks * ((queries * GROUP + ROWS - 1) // ROWS)
 
 
-@triton.jit
+@jit
 def piece_ends(
     query_offsets,
     seq_lens,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.items import chunking, count_pieces
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOWEST, log2_sink
 
@@ -13,7 +13,7 @@ from kvq_attention.triton.softmax import LOWEST, log2_sink
 BATCH = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["num_requests", "capacity", "reach", "chunk", "wanted", "window"])
+@jit(do_not_specialize=["num_requests", "capacity", "reach", "wanted", "window"])
 def merge(
     partial_out,
     partial_lse,
@@ -26,7 +26,6 @@ def merge(
     num_requests,
     capacity,
     reach,
-    chunk,
     wanted,
     window,
     V_DIM: tl.constexpr,
@@ -35,6 +34,7 @@ def merge(
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
     SMALLEST: tl.constexpr,
     MAX_CHUNKS: tl.constexpr,
     FIXED: tl.constexpr,
@@ -62,7 +62,7 @@ def merge(
         asked,
         lengths,
         reach,
-        chunk,
+        CHUNK,
         wanted,
         window,
         WINDOW,
@@ -75,7 +75,7 @@ def merge(
     )
     before = tl.sum(tl.where(index < request, before, 0), 0)
     begin, _size, chunks = chunking(
-        queries, length, reach, chunk, wanted, window, WINDOW, TOKENS, SMALLEST, MAX_CHUNKS, FIXED
+        queries, length, reach, CHUNK, wanted, window, WINDOW, TOKENS, SMALLEST, MAX_CHUNKS, FIXED
     )
     line = (token - start) * GROUP + q_head % GROUP
     piece = before + line // HEADS
@@ -91,7 +91,7 @@ def merge(
     if FIXED and WINDOW:
         # Every chunk keeps its place in the sums, whichever of a request's is the first.
         stop = MAX_CHUNKS
-        at = (at - begin // chunk) & (MAX_CHUNKS - 1)
+        at = (at - begin // CHUNK) & (MAX_CHUNKS - 1)
     row = slot.to(tl.int64) + at.to(tl.int64) * stride
     lse = tl.load(partial_lse + row, mask=at < chunks, other=float("-inf"))
     top = tl.maximum(tl.max(lse, 0), LOWEST)
@@ -107,7 +107,7 @@ def merge(
     for first in tl.range(0, stop, BATCH):
         some = first + tl.arange(0, BATCH)
         if FIXED and WINDOW:
-            turned = (some - begin // chunk) & (MAX_CHUNKS - 1)
+            turned = (some - begin // CHUNK) & (MAX_CHUNKS - 1)
             some = tl.where(some < MAX_CHUNKS, turned, chunks)
         rows = slot.to(tl.int64) + some.to(tl.int64) * stride
         near = tl.load(partial_lse + rows, mask=some < chunks, other=float("-inf"))

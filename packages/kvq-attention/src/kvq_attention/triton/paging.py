@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 
-@triton.jit
+
+@jit
 def find_pages(table, position, mask, num_pages, PAGE: tl.constexpr):
     """Page int32 [tokens] of each position, and whether it is missing.
 
@@ -24,7 +25,7 @@ def find_pages(table, position, mask, num_pages, PAGE: tl.constexpr):
     return tl.where((page < 0) | (page >= num_pages), 0, page), missing
 
 
-@triton.jit
+@jit
 def rows_of(
     page, position, head, pages, STRIDES: tl.constexpr, PLANE: tl.constexpr, PAGE: tl.constexpr
 ):

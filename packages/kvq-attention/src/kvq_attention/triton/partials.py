@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.compat import INTERPRET
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rotation import turn_quad
 from kvq_attention.triton.softmax import LOWEST
 
 
-@triton.jit
+@jit
+def scale_rows(tiles, factor, SPLIT: tl.constexpr):
+    """tiles · factor [16], tile by tile."""
+    scaled = ()
+    for i in tl.static_range(SPLIT):
+        scaled = scaled + (tiles[i] * factor[:, None],)
+    return scaled
+
+
+@jit
 def finish(state, broken, SPLIT: tl.constexpr, FACTOR: tl.constexpr):
     """Weighted means, tile by tile, and log2 of the rows' weights, [16].
 
@@ -28,16 +37,7 @@ def finish(state, broken, SPLIT: tl.constexpr, FACTOR: tl.constexpr):
     return scale_rows(sums, share, SPLIT), lse
 
 
-@triton.jit
-def scale_rows(tiles, factor, SPLIT: tl.constexpr):
-    """tiles · factor [16], tile by tile."""
-    scaled = ()
-    for i in tl.static_range(SPLIT):
-        scaled = scaled + (tiles[i] * factor[:, None],)
-    return scaled
-
-
-@triton.jit
+@jit
 def join_sink(means, lse, sink, SPLIT: tl.constexpr):
     """Means of rows that share their weight with a sink (log2), as the merge joins one."""
     top = tl.maximum(tl.maximum(lse, LOWEST), sink)
@@ -45,7 +45,18 @@ def join_sink(means, lse, sink, SPLIT: tl.constexpr):
     return scale_rows(scale_rows(means, share, SPLIT), 1.0 / (tl.exp2(sink - top) + share), SPLIT)
 
 
-@triton.jit
+@jit
+def narrow(values, DTYPE: tl.constexpr):
+    """float32 values in DTYPE, rounded to nearest even; the interpreter truncates to bf16."""
+    if INTERPRET and tl.bfloat16 == DTYPE:
+        bits = values.to(tl.int32, bitcast=True)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        bits = tl.where(values == values, rounded, bits | 0x400000)
+        return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return values.to(DTYPE)
+
+
+@jit
 def store_rows(
     tiles,
     target,
@@ -77,14 +88,3 @@ def store_rows(
             values = quad[i % 4]
         pointer = target[:, None] + (column * SPLIT + i)[None, :]
         tl.store(pointer, narrow(values, pointer.dtype.element_ty), mask=keep)
-
-
-@triton.jit
-def narrow(values, DTYPE: tl.constexpr):
-    """float32 values in DTYPE, rounded to nearest even; the interpreter truncates to bf16."""
-    if INTERPRET and tl.bfloat16 == DTYPE:
-        bits = values.to(tl.int32, bitcast=True)
-        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
-        bits = tl.where(values == values, rounded, bits | 0x400000)
-        return (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return values.to(DTYPE)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.scales import over_blocks
 
 
-@triton.jit
+@jit
 def load_queries(
     q,
     mask,
@@ -34,32 +34,7 @@ def load_queries(
     return tiles
 
 
-@triton.jit
-def normalize(tiles, HEADS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
-    """Rows in DTYPE, each head's scaled by a power of two to a largest value in [1, 2).
-
-    Scaling is exact; it keeps what float32 and bf16 hold within fp16's range. Returns the rows
-    and the powers [16] they were divided by.
-    """
-    return divided(tiles, over_blocks(largest(tiles, SPLIT), HEADS), SPLIT, DTYPE)
-
-
-@triton.jit
-def to_powers(tiles, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
-    """As `normalize`, of any number of rows, each scaled for itself."""
-    return divided(tiles, largest(tiles, SPLIT), SPLIT, DTYPE)
-
-
-@triton.jit
-def largest(tiles, SPLIT: tl.constexpr):
-    """The largest magnitude of each row."""
-    top = tl.max(tl.abs(tiles[0]), 1)
-    for i in tl.static_range(1, SPLIT):
-        top = tl.maximum(top, tl.max(tl.abs(tiles[i]), 1))
-    return top
-
-
-@triton.jit
+@jit
 def divided(tiles, top, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
     """Rows divided by the power of two of `top`, in DTYPE, and those powers."""
     exponent = (top.to(tl.int32, bitcast=True) >> 23) & 0xFF
@@ -69,3 +44,28 @@ def divided(tiles, top, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
     for i in tl.static_range(SPLIT):
         scaled = scaled + ((tiles[i] * inverse[:, None]).to(DTYPE),)
     return scaled, (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@jit
+def largest(tiles, SPLIT: tl.constexpr):
+    """The largest magnitude of each row."""
+    top = tl.max(tl.abs(tiles[0]), 1)
+    for i in tl.static_range(1, SPLIT):
+        top = tl.maximum(top, tl.max(tl.abs(tiles[i]), 1))
+    return top
+
+
+@jit
+def normalize(tiles, HEADS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
+    """Rows in DTYPE, each head's scaled by a power of two to a largest value in [1, 2).
+
+    Scaling is exact; it keeps what float32 and bf16 hold within fp16's range. Returns the rows
+    and the powers [16] they were divided by.
+    """
+    return divided(tiles, over_blocks(largest(tiles, SPLIT), HEADS), SPLIT, DTYPE)
+
+
+@jit
+def to_powers(tiles, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
+    """As `normalize`, of any number of rows, each scaled for itself."""
+    return divided(tiles, largest(tiles, SPLIT), SPLIT, DTYPE)

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_codecs.rotation import QUATERNIONS
 
 GROUPS = tl.constexpr(len(QUATERNIONS))
 
 
-@triton.jit
-def turn(
-    tiles,
-    table,
-    COLUMNS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BACK: tl.constexpr,
-    DTYPE: tl.constexpr,
-    FUSED: tl.constexpr = False,
-):
-    """Left products of the groups in `tiles` ([rows, COLUMNS] each) with their quaternions.
-
-    BACK = with the conjugates, which undoes it. The result is in DTYPE. FUSED: see `turn_quad`.
-    """
-    turned = ()
-    for quad in tl.static_range(SPLIT // 4):
-        a, b, c, d = turn_quad(tiles, table, quad, COLUMNS, SPLIT, BACK, FUSED)
-        turned = turned + (a.to(DTYPE), b.to(DTYPE), c.to(DTYPE), d.to(DTYPE))
-    return turned
+@jit
+def fused(first, x, a, y, b, z, c):
+    """first + x · a + y · b + z · c, from the left, each product rounded with its sum."""
+    total = tl.fma(tl.broadcast_to(x, a.shape), a, first)
+    total = tl.fma(tl.broadcast_to(y, b.shape), b, total)
+    return tl.fma(tl.broadcast_to(z, c.shape), c, total)
 
 
-@triton.jit
+@jit
 def turn_quad(
     tiles,
     table,
@@ -72,9 +59,22 @@ def turn_quad(
     return turned
 
 
-@triton.jit
-def fused(first, x, a, y, b, z, c):
-    """first + x · a + y · b + z · c, from the left, each product rounded with its sum."""
-    total = tl.fma(tl.broadcast_to(x, a.shape), a, first)
-    total = tl.fma(tl.broadcast_to(y, b.shape), b, total)
-    return tl.fma(tl.broadcast_to(z, c.shape), c, total)
+@jit
+def turn(
+    tiles,
+    table,
+    COLUMNS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BACK: tl.constexpr,
+    DTYPE: tl.constexpr,
+    FUSED: tl.constexpr = False,
+):
+    """Left products of the groups in `tiles` ([rows, COLUMNS] each) with their quaternions.
+
+    BACK = with the conjugates, which undoes it. The result is in DTYPE. FUSED: see `turn_quad`.
+    """
+    turned = ()
+    for quad in tl.static_range(SPLIT // 4):
+        a, b, c, d = turn_quad(tiles, table, quad, COLUMNS, SPLIT, BACK, FUSED)
+        turned = turned + (a.to(DTYPE), b.to(DTYPE), c.to(DTYPE), d.to(DTYPE))
+    return turned

@@ -6,9 +6,9 @@ Divisions are `tl.div_rn` and roots `tl.sqrt_rn`: Triton's own are approximate.
 from __future__ import annotations
 
 import numpy as np
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_codecs import bits, blocks
 from kvq_codecs.formats import bf16
 from kvq_codecs.minifloat import Minifloat
@@ -35,19 +35,19 @@ def minifloat(kind: Minifloat) -> tuple[int, int, float, int, float]:
     )
 
 
-@triton.jit
+@jit
 def magnitude_bits(values):
     """Bits of |x| as int32: they order as the magnitudes do, infinity and NaN above all others."""
     return values.to(tl.int32, bitcast=True) & MAGNITUDE_BITS
 
 
-@triton.jit
+@jit
 def divide(values, step):
     """values / step, correctly rounded; step is broadcast."""
     return tl.div_rn(values, tl.broadcast_to(step, values.shape))
 
 
-@triton.jit
+@jit
 def round_codes(quotients, LOWEST: tl.constexpr, HIGHEST: tl.constexpr):
     """Nearest integers, ties to even, within [LOWEST, HIGHEST]: the low byte of each int32.
 
@@ -57,7 +57,7 @@ def round_codes(quotients, LOWEST: tl.constexpr, HIGHEST: tl.constexpr):
     return (clamped + ANCHOR).to(tl.int32, bitcast=True)
 
 
-@triton.jit
+@jit
 def encode_minifloat(values, KIND: tl.constexpr):
     """Codes int32 of a kind of `minifloat`, saturating; no value may be NaN.
 
@@ -76,7 +76,7 @@ def encode_minifloat(values, KIND: tl.constexpr):
     return mantissa + ((power - SMALLEST_NORMAL) >> SHIFT) | sign
 
 
-@triton.jit
+@jit
 def decode_minifloat(codes, KIND: tl.constexpr):
     """Values float32 of codes int32 of a kind of `minifloat` that are neither negative nor NaN.
 
@@ -87,7 +87,7 @@ def decode_minifloat(codes, KIND: tl.constexpr):
     return (codes << SHIFT).to(tl.float32, bitcast=True) * BIASES
 
 
-@triton.jit
+@jit
 def to_half(values, is_nan):
     """float32 → fp16, nearest, ties to even, beyond 65504 as IEEE says; HALF_NAN where `is_nan`.
 
@@ -99,14 +99,14 @@ def to_half(values, is_nan):
     )
 
 
-@triton.jit
+@jit
 def or_nan(values, is_number):
     """float32 values, the positive quiet NaN where they are no numbers."""
     raw = tl.where(is_number, values.to(tl.int32, bitcast=True), FLOAT_NAN)
     return raw.to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def to_bf16(values):
     """float32 → the bits of bf16 as uint16, nearest, ties to even, finite values saturating."""
     raw = values.to(tl.int32, bitcast=True)

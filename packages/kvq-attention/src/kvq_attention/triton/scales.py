@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.words import load
 
 SCORE_ROWS = tl.constexpr(16)  # rows of a score tile: what one tensor-core product holds
 
 
-@triton.jit
+@jit
 def load_scales(scale, rows, mask, block, COUNT: tl.constexpr, WORD: tl.constexpr):
     """Scale of each token for each score row's block: float32 [16 or 1, tokens].
 
@@ -33,7 +33,7 @@ def load_scales(scale, rows, mask, block, COUNT: tl.constexpr, WORD: tl.constexp
     return spread
 
 
-@triton.jit
+@jit
 def sum_blocks(scores, HEADS: tl.constexpr, TOKENS: tl.constexpr):
     """Score rows (block, head) summed over blocks, the sum in each of them."""
     BLOCKS: tl.constexpr = SCORE_ROWS // HEADS
@@ -43,7 +43,7 @@ def sum_blocks(scores, HEADS: tl.constexpr, TOKENS: tl.constexpr):
     return tl.reshape(spread, (SCORE_ROWS, TOKENS))
 
 
-@triton.jit
+@jit
 def over_blocks(values, HEADS: tl.constexpr):
     """The largest of a head's rows (block, head), in each of them: [16]."""
     if HEADS == SCORE_ROWS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from kvq_attention.triton.jit import jit
 
 # Below every score and finite: exp2(−∞ − LOWEST) is 0, where −∞ − −∞ would be NaN.
 LOWEST = tl.constexpr(-3.0e38)
@@ -13,7 +14,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 SLACK = tl.constexpr(8.0)
 
 
-@triton.jit
+@jit
 def exp2(x, ASM: tl.constexpr):
     """2^x; results below the smallest normal number are 0, which saves two instructions."""
     if ASM >= 80:
@@ -25,14 +26,14 @@ def exp2(x, ASM: tl.constexpr):
     return y
 
 
-@triton.jit
+@jit
 def log2_sink(sink):
     """A sink's logit in base 2; ∞ is the largest number there is, beside which all else is 0."""
     logit = sink.to(tl.float32) * LOG2_E
     return tl.where(logit > -LOWEST, -LOWEST, logit)
 
 
-@triton.jit
+@jit
 def soft_cap(scores, softcap):
     """softcap · tanh(scores / softcap)."""
     x = scores / softcap
@@ -42,7 +43,7 @@ def soft_cap(scores, softcap):
     return softcap * tl.where(tl.abs(x) < 1 / 64, near, far)
 
 
-@triton.jit
+@jit
 def log2_scale(scale):
     """log2 of scales within 0.09, as the bits of a float32 grow; of 0: −60; of ∞ and NaN: 120.
 

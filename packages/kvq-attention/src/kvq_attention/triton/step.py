@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.paging import find_pages, rows_of
 from kvq_attention.triton.partials import scale_rows
 from kvq_attention.triton.scales import SCORE_ROWS, load_scales, sum_blocks
 from kvq_attention.triton.softmax import LOG2_E, LOWEST, SLACK, exp2, log2_scale, soft_cap
 
 
-@triton.jit
+@jit
 def nothing_yet(TOKENS: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr):
     """The state before the first tile: reference, weight, sums, tokens without a page."""
     sums = ()
@@ -21,7 +21,7 @@ def nothing_yet(TOKENS: tl.constexpr, SPLIT: tl.constexpr, COLUMNS: tl.constexpr
     return top, tl.zeros([SCORE_ROWS], tl.float32), sums, tl.zeros([TOKENS], tl.int32)
 
 
-@triton.jit
+@jit
 def scores_of(queries, keys, TOKENS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
     """queries · keysᵀ over all tiles, float32 [16, TOKENS]."""
     scores = tl.zeros([SCORE_ROWS, TOKENS], tl.float32)
@@ -31,7 +31,7 @@ def scores_of(queries, keys, TOKENS: tl.constexpr, SPLIT: tl.constexpr, DTYPE: t
     return scores
 
 
-@triton.jit
+@jit
 def accumulate(sums, weights, values, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
     """sums + weights · values, tile by tile."""
     added = ()
@@ -41,7 +41,7 @@ def accumulate(sums, weights, values, SPLIT: tl.constexpr, DTYPE: tl.constexpr):
     return added
 
 
-@triton.jit
+@jit
 def step(
     at,
     state,

@@ -16,6 +16,7 @@ from kvq_attention import launches
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.triton import formats
 from kvq_attention.triton.encode import Encoder
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.store_tiles import Config, Tile, pick_config
 from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
@@ -133,7 +134,58 @@ def _register_limit(*encoders: Encoder) -> dict[str, int]:
     return {"maxnreg": max(limits)} if limits and torch.version.hip is None else {}
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_slots", "k_programs"])
+@jit
+def _store_tile(
+    program,
+    source,
+    source_strides,
+    slots,
+    slots_stride,
+    planes,
+    table,
+    num_tokens,
+    num_slots,
+    ENCODE: tl.constexpr,
+    STRIDES: tl.constexpr,
+    DIM: tl.constexpr,
+    BF16: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    PAGE_TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    ROW_SPANS: tl.constexpr = triton.next_power_of_2(DIM // SPAN)
+    HEAD_TILES: tl.constexpr = triton.cdiv(NUM_HEADS, HEADS)
+    index = tl.arange(0, TOKENS * HEADS * ROW_SPANS)
+    span = index % ROW_SPANS
+    token = program // HEAD_TILES * TOKENS + index // ROW_SPANS % TOKENS
+    head = (program % HEAD_TILES * HEADS + index // (ROW_SPANS * TOKENS)).to(tl.int64)
+    inside = span < DIM // SPAN
+    exists = inside & (token < num_tokens) & (head < NUM_HEADS)
+    # Threads beyond the last row read it, too: zeros would be divided the slow way, which takes
+    # a step of one token longer than all else.
+    token = tl.minimum(token, num_tokens - 1).to(tl.int64)
+    head = tl.minimum(head, NUM_HEADS - 1)
+
+    slot = tl.load(slots + token * slots_stride, mask=exists, other=-1)
+    live = exists & (slot >= 0) & (slot < num_slots)
+    slot = tl.where(live, slot, 0).to(tl.uint64)
+    page = (slot // PAGE_TOKENS).to(tl.int64)
+    offset = (slot % PAGE_TOKENS).to(tl.int64)
+    rows = ()
+    for i in tl.static_range(len(planes)):
+        row = page * STRIDES[i][0] + (head * STRIDES[i][1] + offset * STRIDES[i][2])
+        rows = rows + (planes[i] + row,)
+
+    row = token * source_strides[0] + head * source_strides[1]
+    first = row + span.to(tl.int64) * SPAN * source_strides[2]
+    step = source_strides[2]
+    # Reading does not wait for the slots: a row that is not stored is a row all the same.
+    ENCODE(source + first, step, inside, live, rows, span, table, DIM, SPAN, BF16)
+
+
+@jit(do_not_specialize=["num_tokens", "num_slots", "k_programs"])
 def _store(
     k,
     v,
@@ -208,54 +260,3 @@ def _store(
             V_HEADS,
             V_SPAN,
         )
-
-
-@triton.jit
-def _store_tile(
-    program,
-    source,
-    source_strides,
-    slots,
-    slots_stride,
-    planes,
-    table,
-    num_tokens,
-    num_slots,
-    ENCODE: tl.constexpr,
-    STRIDES: tl.constexpr,
-    DIM: tl.constexpr,
-    BF16: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    PAGE_TOKENS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    SPAN: tl.constexpr,
-):
-    ROW_SPANS: tl.constexpr = triton.next_power_of_2(DIM // SPAN)
-    HEAD_TILES: tl.constexpr = triton.cdiv(NUM_HEADS, HEADS)
-    index = tl.arange(0, TOKENS * HEADS * ROW_SPANS)
-    span = index % ROW_SPANS
-    token = program // HEAD_TILES * TOKENS + index // ROW_SPANS % TOKENS
-    head = (program % HEAD_TILES * HEADS + index // (ROW_SPANS * TOKENS)).to(tl.int64)
-    inside = span < DIM // SPAN
-    exists = inside & (token < num_tokens) & (head < NUM_HEADS)
-    # Threads beyond the last row read it, too: zeros would be divided the slow way, which takes
-    # a step of one token longer than all else.
-    token = tl.minimum(token, num_tokens - 1).to(tl.int64)
-    head = tl.minimum(head, NUM_HEADS - 1)
-
-    slot = tl.load(slots + token * slots_stride, mask=exists, other=-1)
-    live = exists & (slot >= 0) & (slot < num_slots)
-    slot = tl.where(live, slot, 0).to(tl.uint64)
-    page = (slot // PAGE_TOKENS).to(tl.int64)
-    offset = (slot % PAGE_TOKENS).to(tl.int64)
-    rows = ()
-    for i in tl.static_range(len(planes)):
-        row = page * STRIDES[i][0] + (head * STRIDES[i][1] + offset * STRIDES[i][2])
-        rows = rows + (planes[i] + row,)
-
-    row = token * source_strides[0] + head * source_strides[1]
-    first = row + span.to(tl.int64) * SPAN * source_strides[2]
-    step = source_strides[2]
-    # Reading does not wait for the slots: a row that is not stored is a row all the same.
-    ENCODE(source + first, step, inside, live, rows, span, table, DIM, SPAN, BF16)

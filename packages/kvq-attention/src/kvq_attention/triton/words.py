@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 
-@triton.jit
+
+@jit
 def load(pointer, mask):
     """What lies there, 0 where mask is false; mask None = everywhere."""
     if mask is None:
@@ -15,7 +16,7 @@ def load(pointer, mask):
         return tl.load(pointer, mask=mask, other=0)
 
 
-@triton.jit
+@jit
 def load_words(plane, rows, mask, ITEMS: tl.constexpr, COLUMNS: tl.constexpr):
     """Items [tokens, COLUMNS] of rows; 0 where mask is false and from column ITEMS on.
 
@@ -35,7 +36,7 @@ def load_words(plane, rows, mask, ITEMS: tl.constexpr, COLUMNS: tl.constexpr):
     return words
 
 
-@triton.jit
+@jit
 def half_of_e4m3(codes):
     """e4m3 codes in int16 as fp16 · 2⁻⁸: the exponent keeps its place's weight, off by 8.
 
@@ -74,7 +75,7 @@ MOVE = tl.constexpr(
 )
 
 
-@triton.jit
+@jit
 def load_e4m3(plane, rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows of e4m3 codes as two fp16 tiles, even and odd values.
 

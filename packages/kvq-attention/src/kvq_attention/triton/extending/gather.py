@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.halves import KEYS, VALUES, unit, within_halves
 from kvq_attention.triton.extending.rows import load_past, turn_rows
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.paging import find_pages
 from kvq_attention.triton.partials import narrow
 
 
-@triton.jit
+@jit
 def decode_rows(
     planes,
     pages,
@@ -58,7 +58,17 @@ def decode_rows(
     return rows
 
 
-@triton.jit(do_not_specialize=["side_rows", "head_rows", "table_row", "num_pages", "first", "last"])
+@jit
+def store_rows(rows, target, above, at, inside, missing, DIM: tl.constexpr):
+    """Store decoded tokens of a head; above: rows of target before the head's."""
+    column = tl.arange(0, rows.shape[1])
+    keep = inside[:, None] & (column < DIM)[None, :]
+    rows = tl.where(missing[:, None], float("nan"), rows)
+    pointer = target + ((above + at) * DIM)[:, None] + column[None, :]
+    tl.store(pointer, narrow(rows, target.dtype.element_ty), mask=keep)
+
+
+@jit(do_not_specialize=["side_rows", "head_rows", "table_row", "num_pages", "first", "last"])
 def gather(
     k_planes,
     v_planes,
@@ -161,13 +171,3 @@ def gather(
             rows = within_halves(rows * unit(peaks, VALUES, HEADS, head, False))
         above = head.to(tl.int64) * head_rows + side_rows
         store_rows(rows, target, above, at, inside, missing, V_DIM)
-
-
-@triton.jit
-def store_rows(rows, target, above, at, inside, missing, DIM: tl.constexpr):
-    """Store decoded tokens of a head; above: rows of target before the head's."""
-    column = tl.arange(0, rows.shape[1])
-    keep = inside[:, None] & (column < DIM)[None, :]
-    rows = tl.where(missing[:, None], float("nan"), rows)
-    pointer = target + ((above + at) * DIM)[:, None] + column[None, :]
-    tl.store(pointer, narrow(rows, target.dtype.element_ty), mask=keep)

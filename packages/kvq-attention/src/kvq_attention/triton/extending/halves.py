@@ -6,9 +6,9 @@ largest magnitudes alike; what values are multiplied by is divided out of the re
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.partials import narrow
 
 # Rows of peaks, the largest magnitudes of each KV head
@@ -17,14 +17,14 @@ KEYS, VALUES, QUERIES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 VALUE_EXPONENT = tl.constexpr(8)
 
 
-@triton.jit
+@jit
 def exponent(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head):
     """Of the power of two above a peak, within 120 of 0."""
     bits = tl.load(peaks + ROW * HEADS + head).to(tl.int32, bitcast=True)
     return tl.minimum(tl.maximum((bits >> 23) - 126, -120), 120)
 
 
-@triton.jit
+@jit
 def unit(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head, BACK: tl.constexpr):
     """What a KV head's rows are multiplied by, or BACK, of peaks [3, HEADS]."""
     if ROW == VALUES:
@@ -38,20 +38,20 @@ def unit(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head, BACK: tl.constexpr
     return ((power + 127) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def finite(rows):
     """Which of them are neither NaN nor infinite."""
     return tl.abs(rows) < float("inf")
 
 
-@triton.jit
+@jit
 def within_halves(rows):
     """What fp16 holds: larger numbers become its largest; what is not finite stays."""
     within = tl.minimum(tl.maximum(rows, -65504.0), 65504.0)
     return tl.where(finite(rows), within, rows)
 
 
-@triton.jit
+@jit
 def raise_peak(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head, rows):
     """Raise a peak to the largest magnitude of rows; what is not finite does not count."""
     magnitude = tl.where(finite(rows), tl.abs(rows), 0.0)
@@ -60,7 +60,7 @@ def raise_peak(peaks, ROW: tl.constexpr, HEADS: tl.constexpr, head, rows):
     tl.atomic_max(peaks + ROW * HEADS + head, top.to(tl.int32, bitcast=True))
 
 
-@triton.jit
+@jit
 def own_rows(
     rows, stride_token, stride_head, token, head, tokens, DIM: tl.constexpr, WIDTH: tl.constexpr
 ):
@@ -71,7 +71,7 @@ def own_rows(
     return tl.load(rows + at[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["before", "tokens", "rows"])
+@jit(do_not_specialize=["before", "tokens", "rows"])
 def place(
     q,
     k,

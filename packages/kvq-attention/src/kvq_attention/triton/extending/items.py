@@ -8,16 +8,15 @@ own lengths alone, so the bits it gets do not depend on its company.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from kvq_attention.triton.jit import jit
 
 # Row tiles × parts that a request has at most because it is cut into parts.
 MOST_PARTS = tl.constexpr(16)
-# Tokens of a part at least: a part costs a launch's share and its share of the merge.
-LEAST_PART = tl.constexpr(1024)
 
 
-@triton.jit
+@jit
 def parting(
     queries,
     length,
@@ -29,13 +28,14 @@ def parting(
     TOKENS: tl.constexpr,
     FEWEST: tl.constexpr,
     MOST: tl.constexpr,
-    PARTED: tl.constexpr,
+    LEAST_PART: tl.constexpr,
 ):
     """Where requests' visible pasts begin, how long a part is, and row tiles and parts there are.
 
     Requests of fewer query rows than FEWEST, or of more than MOST where that is not 0, have none.
-    Not PARTED: a past is one part. The past is what comes before the step's own tokens; positions
-    from `reach` on have no column in the page table and are not cut into parts.
+    LEAST_PART: tokens of a part at least, 0 = a past is one part. The past is what comes before the
+    step's own tokens; positions from `reach` on have no column in the page table and are not cut
+    into parts.
     """
     past = tl.maximum(tl.minimum(length - queries, reach), 0)
     first = past * 0
@@ -50,7 +50,7 @@ def parting(
     tiles = (lines + ROWS - 1) // ROWS
     parts = tl.where(tiles > 0, 1, 0)
     size = visible
-    if PARTED:
+    if LEAST_PART > 0:
         wanted = (tiles * 0 + MOST_PARTS) // tl.maximum(tiles, 1)  # the interpreter's own order
         wanted = tl.minimum(wanted, (visible + LEAST_PART - 1) // LEAST_PART)
         wanted = tl.maximum(wanted, 1)
@@ -60,7 +60,7 @@ def parting(
     return first, size, tiles, parts
 
 
-@triton.jit
+@jit
 def partings(
     query_offsets,
     seq_lens,
@@ -73,7 +73,7 @@ def partings(
     TOKENS: tl.constexpr,
     FEWEST: tl.constexpr,
     MOST: tl.constexpr,
-    PARTED: tl.constexpr,
+    LEAST_PART: tl.constexpr,
     REQUESTS: tl.constexpr,
 ):
     """Of each request, [REQUESTS]: items of a KV head, and rows of partial results."""
@@ -84,6 +84,6 @@ def partings(
     length = tl.load(seq_lens + index, mask=live, other=0)
     queries = stop - start
     _first, _size, tiles, parts = parting(
-        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, PARTED
+        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, LEAST_PART
     )
     return tiles * parts, tl.where(parts > 1, queries * GROUP * parts, 0)

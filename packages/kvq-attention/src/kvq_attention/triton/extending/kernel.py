@@ -7,7 +7,6 @@ products. The sums of iso's turned values are turned back after the past, before
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.attend import blank_padding
@@ -21,6 +20,7 @@ from kvq_attention.triton.extending.results import (
     store_part,
 )
 from kvq_attention.triton.extending.rows import turn_rows
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.queries import load_queries, to_powers
 
 # Integers that grow or differ from call to call: kernels are not compiled anew for them.
@@ -31,7 +31,7 @@ VARYING = [
 ]
 
 
-@triton.jit(do_not_specialize=VARYING)
+@jit(do_not_specialize=VARYING)
 def attend_new(
     q,
     k,
@@ -96,7 +96,7 @@ def attend_new(
     TOKENS: tl.constexpr,
     FEWEST: tl.constexpr,
     MOST: tl.constexpr,
-    PARTED: tl.constexpr,
+    LEAST_PART: tl.constexpr,
     K_DENSE: tl.constexpr,
     V_DENSE: tl.constexpr,
     RESUMED: tl.constexpr,
@@ -113,8 +113,8 @@ def attend_new(
     A program takes an item of one KV head. Planes, page strides and STRIDES are as in decode.
     past_scale and own_scale turn a product into a score in base 2 (before the soft cap: in base e).
 
-    PARTED: of requests that are cut into parts, kept float32 [rows, KV_HEADS, V_DIM] and
-    kept_weights hold partial results and log2 of their weights instead.
+    LEAST_PART: see `parting`. Of requests that are cut into parts, kept float32 [rows, KV_HEADS,
+    V_DIM] and kept_weights hold partial results and log2 of their weights instead.
     K_DENSE, V_DENSE: the planes are a scratch that has `share` tokens of each of those requests, in
     their order, from `low` on behind the first that it sees. These tokens are looked at, RESUMED:
     after others, of which kept [tokens, heads, V_DIM] and kept_weights hold the states; KEPT:
@@ -144,7 +144,7 @@ def attend_new(
         TOKENS,
         FEWEST,
         MOST,
-        PARTED,
+        LEAST_PART,
         REQUESTS,
     )
     ends = tl.cumsum(items, 0)
@@ -158,7 +158,7 @@ def attend_new(
         queries = tl.load(query_offsets + request + 1) - start
         length = tl.load(seq_lens + request)
         first, size, tiles, parts = parting(
-            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, PARTED
+            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, MOST, LEAST_PART
         )
         if K_DENSE or V_DENSE:
             size = share
@@ -276,7 +276,7 @@ def attend_new(
             if parts == 1:
                 target = out + token * out_token + heads.to(tl.int64) * out_head
                 store_means(own_state, target, asked, broken, sinks, heads, V_DIM, SINKS)
-            elif PARTED:
+            elif LEAST_PART > 0:
                 slot = tl.sum(tl.where(before, partial_rows, 0), 0) + part * queries * GROUP + line
                 asked = asked & (slot < capacity)
                 row = slot.to(tl.int64) * KV_HEADS + head

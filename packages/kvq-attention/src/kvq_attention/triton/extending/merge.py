@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.items import MOST_PARTS, parting, partings
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOWEST, log2_sink
 
 
-@triton.jit(
+@jit(
     do_not_specialize=[
         *("out_token", "out_head", "num_requests", "num_tokens", "capacity", "reach", "window")
     ]
@@ -36,6 +36,7 @@ def merge_parts(
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
     MOST: tl.constexpr,
+    LEAST_PART: tl.constexpr,
     LINES: tl.constexpr,
     REQUESTS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -56,7 +57,7 @@ def merge_parts(
     queries = tl.load(query_offsets + request + 1, mask=there, other=0) - start
     length = tl.load(seq_lens + request, mask=there, other=0)
     _first, _size, _tiles, parts = parting(
-        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, 0, MOST, True
+        queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, 0, MOST, LEAST_PART
     )
     there = there & (parts > 1)
     if tl.max(there.to(tl.int32), 0) > 0:
@@ -72,7 +73,7 @@ def merge_parts(
             TOKENS,
             0,
             MOST,
-            True,
+            LEAST_PART,
             REQUESTS,
         )
         before = tl.where(index[None, :] < request[:, None], partial_rows[None, :], 0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.past import accumulate, scores_of
 from kvq_attention.triton.extending.rows import load_own, turn_rows
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.softmax import LOG2_E, LOWEST, exp2, soft_cap
 
 # How far (log2) below the past's whole weight the reference of the own tokens' lies at least: a
@@ -14,7 +14,7 @@ from kvq_attention.triton.softmax import LOG2_E, LOWEST, exp2, soft_cap
 BELOW = tl.constexpr(10.0)
 
 
-@triton.jit
+@jit
 def passed_on(state, turns, ROTATED: tl.constexpr, FACTOR: tl.constexpr):
     """Reference, weight and sums of a state of the past, as the own tokens add to them."""
     top, weight, sums, _lost = state
@@ -26,7 +26,7 @@ def passed_on(state, turns, ROTATED: tl.constexpr, FACTOR: tl.constexpr):
     return new_top, weight * fade, sums * (fade * FACTOR)[:, None]
 
 
-@triton.jit
+@jit
 def own_step(
     at,
     state,
@@ -77,7 +77,7 @@ def own_step(
     return new_top, weight, sums
 
 
-@triton.jit
+@jit
 def own_steps(
     state,
     asking,

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.rows import load_past
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.paging import find_pages
 from kvq_attention.triton.softmax import LOG2_E, exp2, log2_scale, soft_cap
 
 
-@triton.jit
+@jit
 def scores_of(queries, keys, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """queries · keysᵀ, float32 [rows, tokens]."""
     PRECISE: tl.constexpr = "tf32x3" if ASM >= 80 else "ieee"
     return tl.dot(queries, tl.trans(keys.to(DTYPE)), input_precision=PRECISE)
 
 
-@triton.jit
+@jit
 def accumulate(sums, weights, values, DTYPE: tl.constexpr, ASM: tl.constexpr):
     """sums + weights · values."""
     PRECISE: tl.constexpr = "tf32x3" if ASM >= 80 else "ieee"
     return tl.dot(weights.to(DTYPE), values.to(DTYPE), sums, input_precision=PRECISE)
 
 
-@triton.jit
+@jit
 def unit_of(units, at, head, stride, STRIDES: tl.constexpr, TOKENS: tl.constexpr):
     """Where a dense side has what the rows of a tile are to be multiplied by."""
     tile = (tl.zeros([], tl.int64) + at) // TOKENS
     return units + tile * stride + head.to(tl.int64) * STRIDES[2][0]
 
 
-@triton.jit
+@jit
 def past_step(
     at,
     state,
@@ -173,7 +173,7 @@ def past_step(
     return new_top, weight, sums, lost
 
 
-@triton.jit
+@jit
 def past_steps(
     state,
     asking,

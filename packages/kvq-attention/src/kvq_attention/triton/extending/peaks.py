@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.gather import decode_rows
@@ -15,10 +14,11 @@ from kvq_attention.triton.extending.halves import (
     raise_peak,
 )
 from kvq_attention.triton.extending.rows import load_scales
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.paging import find_pages
 
 
-@triton.jit
+@jit
 def past_magnitudes(
     planes,
     pages,
@@ -70,7 +70,7 @@ def past_magnitudes(
     return rows
 
 
-@triton.jit(do_not_specialize=["table_row", "num_pages", "past", "tokens"])
+@jit(do_not_specialize=["table_row", "num_pages", "past", "tokens"])
 def find_peaks(
     k_planes,
     v_planes,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOWEST, log2_sink
 
 
-@triton.jit
+@jit
 def begin_state(
     kept,
     kept_weights,
@@ -35,7 +35,7 @@ def begin_state(
     return top, weight, sums, tl.zeros([TOKENS], tl.int32)
 
 
-@triton.jit
+@jit
 def keep_state(state, kept, kept_weights, row, rows, asked, DIM: tl.constexpr):
     """Store a state, bit for bit: sums [rows, DIM], and behind the references the weights."""
     top, weight, sums, _lost = state
@@ -46,7 +46,7 @@ def keep_state(state, kept, kept_weights, row, rows, asked, DIM: tl.constexpr):
     tl.store(kept + row[:, None] * DIM + column[None, :], sums, mask=there)
 
 
-@triton.jit
+@jit
 def store_means(state, target, asked, broken, sinks, heads, DIM: tl.constexpr, SINKS: tl.constexpr):
     """Store weighted means; target: pointers [rows] to rows of DIM values; broken: all is NaN.
 
@@ -67,7 +67,7 @@ def store_means(state, target, asked, broken, sinks, heads, DIM: tl.constexpr, S
     tl.store(target[:, None] + column[None, :], means, mask=keep)
 
 
-@triton.jit
+@jit
 def store_part(state, target, lse_target, asked, broken, DIM: tl.constexpr):
     """Store weighted means, float32, and log2 of their weight: −∞ for a row that saw nothing."""
     top, weight, total = state

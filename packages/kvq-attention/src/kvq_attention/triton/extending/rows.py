@@ -5,18 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.paging import rows_of
 from kvq_attention.triton.rotation import turn
 from kvq_attention.triton.words import load
 
 
-@triton.jit
+@jit
 def interleave(even, odd):
     """Columns even[0], odd[0], even[1], …: [rows, 2 · columns]."""
     return tl.reshape(tl.join(even, odd), (even.shape[0], 2 * even.shape[1]))
 
 
-@triton.jit
+@jit
 def join_tiles(tiles, FIRST: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr):
     """Tiles FIRST, FIRST + STEP, … of a split row as one, in the row's order."""
     if STEP == SPLIT:
@@ -29,7 +30,7 @@ def join_tiles(tiles, FIRST: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constex
     return whole
 
 
-@triton.jit
+@jit
 def turn_rows(rows, turns, BACK: tl.constexpr, DTYPE: tl.constexpr):
     """iso's turned rows, or BACK, of whole rows [rows, values]."""
     QUADS: tl.constexpr = rows.shape[1] // 4
@@ -40,7 +41,7 @@ def turn_rows(rows, turns, BACK: tl.constexpr, DTYPE: tl.constexpr):
     return join_tiles(turned, 0, 1, 4)
 
 
-@triton.jit
+@jit
 def load_scales(
     planes,
     pages,
@@ -69,7 +70,20 @@ def load_scales(
     return scale
 
 
-@triton.jit
+@jit
+def shares(scale):
+    """Scales [tokens, blocks] to a power of two of each token: fp16, and the powers, float32."""
+    bits = scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    exponent = tl.max(bits, 1) >> 23
+    broken = exponent == 255
+    exponent = tl.minimum(tl.maximum(exponent, 1), 253)
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    share = tl.where(broken[:, None], 0.0, scale * inverse[:, None]).to(tl.float16)
+    power = (exponent << 23).to(tl.float32, bitcast=True)
+    return share, tl.where(broken, float("nan"), power)
+
+
+@jit
 def load_past(
     planes,
     pages,
@@ -112,20 +126,7 @@ def load_past(
     return rows, factor
 
 
-@triton.jit
-def shares(scale):
-    """Scales [tokens, blocks] to a power of two of each token: fp16, and the powers, float32."""
-    bits = scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    exponent = tl.max(bits, 1) >> 23
-    broken = exponent == 255
-    exponent = tl.minimum(tl.maximum(exponent, 1), 253)
-    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    share = tl.where(broken[:, None], 0.0, scale * inverse[:, None]).to(tl.float16)
-    power = (exponent << 23).to(tl.float32, bitcast=True)
-    return share, tl.where(broken, float("nan"), power)
-
-
-@triton.jit
+@jit
 def load_own(
     rows, stride, token, last, MASKED: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr
 ):

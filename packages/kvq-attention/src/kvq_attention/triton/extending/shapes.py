@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvq_attention.triton.extending.items import LEAST_PART, MOST_PARTS
+from kvq_attention.triton.extending.items import MOST_PARTS
+
+# Tokens of a part at least: a part costs a launch's share and its share of the merge.
+LEAST_PART = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ def most_items(
     """
     asking = min(requests, num_tokens)
     tiles = num_tokens * group // rows + asking
-    if visible <= LEAST_PART.value:
+    if visible <= LEAST_PART:
         return tiles, 0
-    parts = min(MOST_PARTS.value, -(-visible // LEAST_PART.value))
+    parts = min(MOST_PARTS.value, -(-visible // LEAST_PART))
     items = min(tiles * parts, asking * MOST_PARTS.value + tiles)
     return items, min(asking * rows * MOST_PARTS.value, num_tokens * group * parts)

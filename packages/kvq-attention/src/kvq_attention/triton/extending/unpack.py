@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.extending.items import parting, partings
 from kvq_attention.triton.extending.rows import load_past
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.paging import find_pages
 
 
-@triton.jit(
+@jit
+def in_units(factor):
+    """Factors [tokens] in a power of two near the largest, and that power, of 2⁻⁶⁰ at least."""
+    bits = factor.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    bits = tl.where(bits < (255 << 23), bits, 0)  # what is no number is none in any unit
+    exponent = tl.minimum(tl.maximum(tl.max(bits, 0) >> 23, 127 - 60), 253)
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return factor * inverse, (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@jit(
     do_not_specialize=["table_row", "num_pages", "num_requests", "reach", "low", "share", "window"]
 )
 def unpack(
@@ -63,7 +73,7 @@ def unpack(
         TOKENS,
         FEWEST,
         0,
-        False,
+        0,
         REQUESTS,
     )
     place = tl.program_id(2)
@@ -74,7 +84,7 @@ def unpack(
         queries = tl.load(query_offsets + request + 1) - tl.load(query_offsets + request)
         length = tl.load(seq_lens + request)
         first, _size, _tiles, _parts = parting(
-            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, 0, False
+            queries, length, reach, window, WINDOW, GROUP, ROWS, TOKENS, FEWEST, 0, 0
         )
         last = tl.minimum(length - queries, reach)
         at = tl.program_id(0) * TOKENS
@@ -112,13 +122,3 @@ def unpack(
             tl.store(target, values.to(scratch.dtype.element_ty), mask=keep)
             tile = (place.to(tl.int64) * share + at) // TOKENS
             tl.store(units + tile * KV_HEADS + head, unit)
-
-
-@triton.jit
-def in_units(factor):
-    """Factors [tokens] in a power of two near the largest, and that power, of 2⁻⁶⁰ at least."""
-    bits = factor.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    bits = tl.where(bits < (255 << 23), bits, 0)  # what is no number is none in any unit
-    exponent = tl.minimum(tl.maximum(tl.max(bits, 0) >> 23, 127 - 60), 253)
-    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-    return factor * inverse, (exponent << 23).to(tl.float32, bitcast=True)

@@ -21,15 +21,15 @@ def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int) -> No
     kept_rows = max(1, capacity * step.kv_heads)
     kept = step.q.new_empty(kept_rows, v.dim, dtype=torch.float32)
     kept_weights = step.q.new_empty(kept_rows, dtype=torch.float32)
-    parted = capacity > 0
+    least_part = shapes.LEAST_PART if capacity > 0 else 0
     attend(
         *(step, k, v, items, kept, kept_weights),
         num_pages=num_pages,
         capacity=capacity,
         most=most,
-        parted=parted,
+        least_part=least_part,
     )
-    if not parted:
+    if not capacity:
         return
     sinks = step.scoring.sinks
     lines = step.num_tokens * step.group
@@ -52,5 +52,6 @@ def extend_within(step: Step, k: Side, v: Side, num_pages: int, most: int) -> No
         KV_HEADS=step.kv_heads,
         LINES=MERGED_LINES,
         MOST=most,
+        LEAST_PART=least_part,
         SINKS=sinks is not None,
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import Encoder, load_part, store_items
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import to_bf16
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -33,7 +33,7 @@ def encode(
 ENCODER = Encoder(encode, spans=(8,))
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as one tile of bf16."""
     return (load_words(a, a_rows, mask, DIM, COLUMNS),)

@@ -15,6 +15,7 @@ from kvq_attention.triton.encode import (
     top_bits,
     top_of_rows,
 )
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import (
     encode_minifloat,
     minifloat,
@@ -28,7 +29,7 @@ LARGEST = tl.constexpr(E4M3.largest)
 KIND = tl.constexpr(minifloat(E4M3))
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -56,7 +57,7 @@ def encode(
 ENCODER = Encoder(encode, spans=(32, 16))
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as two fp16 tiles, even and odd values."""
     return load_e4m3(a, a_rows, mask, DIM, COLUMNS, ASM)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import (
@@ -14,6 +13,7 @@ from kvq_attention.triton.encode import (
     store_bytes,
     top_bits,
 )
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import encode_minifloat, minifloat
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_e4m3
@@ -24,7 +24,7 @@ LARGEST = tl.constexpr(E4M3.largest)
 KIND = tl.constexpr(minifloat(E4M3))
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -51,7 +51,7 @@ def encode(
 ENCODER = Encoder(encode, spans=(BLOCK,))
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as two fp16 tiles, even and odd values."""
     return load_e4m3(a, a_rows, mask, DIM, COLUMNS, ASM)

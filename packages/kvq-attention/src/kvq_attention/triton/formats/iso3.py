@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.rotation import quaternions
 from kvq_attention.triton.centroids import encode_turned, largest, levels
 from kvq_attention.triton.encode import PART, Encoder
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
@@ -19,7 +19,7 @@ from kvq_codecs.rotation import BLOCK
 LEVELS = tl.constexpr(levels(oracle.CENTROIDS, oracle.THRESHOLDS))
 
 
-@triton.jit
+@jit
 def pack(indices):
     """Bytes of a part's indices, per plane: a nibble each first, whose bits then close ranks."""
     word = tl.sum(indices << (4 * tl.arange(0, PART))[None, :], 1)
@@ -35,7 +35,7 @@ def pack(indices):
     return low_bytes.to(tl.uint8), high[:, None].to(tl.uint8)
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -106,7 +106,7 @@ UNPACK = tl.constexpr(
 HALVES = tl.constexpr(tuple(map(float, oracle.CENTROIDS.astype(np.float16))))
 
 
-@triton.jit
+@jit
 def centroid(low, high):
     """fp16 centroids: two index bits in the low ones of `low`, the top one in bit 0 of `high`."""
     index = (low & 3) | ((high & 1) << 2)
@@ -116,7 +116,7 @@ def centroid(low, high):
     return value
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as eight fp16 tiles of centroids, turned values 8c … 8c + 7."""
     low = load_words(a, a_rows, mask, DIM // 8, COLUMNS)

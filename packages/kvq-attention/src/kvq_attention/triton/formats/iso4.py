@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.rotation import quaternions
 from kvq_attention.triton.centroids import encode_turned, largest, levels
 from kvq_attention.triton.encode import Encoder, pack_nibbles
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.tables import byte_tables
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
@@ -19,13 +19,13 @@ from kvq_codecs.rotation import BLOCK
 LEVELS = tl.constexpr(levels(oracle.CENTROIDS, oracle.THRESHOLDS))
 
 
-@triton.jit
+@jit
 def pack(indices):
     """Bytes of a part's indices, per plane."""
     return (pack_nibbles(indices),)
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -78,7 +78,7 @@ UNPACK = tl.constexpr(
 HALVES = tl.constexpr(tuple(map(float, MAGNITUDES)))
 
 
-@triton.jit
+@jit
 def centroid(index):
     """fp16 centroids of indices in the low four bits of int16."""
     positive = (index & 8) != 0
@@ -89,7 +89,7 @@ def centroid(index):
     return tl.where(positive, value, -value)
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as four fp16 tiles of centroids, turned values 4c … 4c + 3."""
     word = load_words(a, a_rows, mask, DIM // 4, COLUMNS)

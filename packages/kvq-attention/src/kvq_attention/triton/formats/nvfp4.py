@@ -16,6 +16,7 @@ from kvq_attention.triton.encode import (
     top_bits,
     top_of_rows,
 )
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import (
     decode_minifloat,
     encode_minifloat,
@@ -35,7 +36,7 @@ SCALE = tl.constexpr(minifloat(E4M3))
 SCALE_NAN = tl.constexpr((1 << E4M3.sign_shift) - 1)
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -112,14 +113,14 @@ WIDEN = tl.constexpr(
 )
 
 
-@triton.jit
+@jit
 def half_of_e2m1(codes):
     """e2m1 codes in the low four bits of int16 as fp16 · 2⁻¹⁴, exactly."""
     bits = ((codes & 8) << 12) | ((codes & 7) << 9)
     return bits.to(tl.float16, bitcast=True)
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as four fp16 tiles of code · block scale · 2⁻⁸, values 4c … 4c + 3.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import (
@@ -15,6 +14,7 @@ from kvq_attention.triton.encode import (
     store_bytes,
     top_bits,
 )
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import round_codes
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
@@ -26,7 +26,7 @@ LOWEST = tl.constexpr(oracle.LOWEST)
 HIGHEST = tl.constexpr(oracle.HIGHEST)
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -74,7 +74,7 @@ UNPACK = tl.constexpr(
 )
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as four fp16 tiles of codes, values 4c … 4c + 3."""
     word = load_words(a, a_rows, mask, DIM // 4, COLUMNS)

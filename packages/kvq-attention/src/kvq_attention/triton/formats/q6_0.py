@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kvq_attention.triton.encode import (
@@ -16,6 +15,7 @@ from kvq_attention.triton.encode import (
     store_bytes,
     top_bits,
 )
+from kvq_attention.triton.jit import jit
 from kvq_attention.triton.rounding import round_codes
 from kvq_attention.triton.tile import Tile
 from kvq_attention.triton.words import load_words
@@ -27,7 +27,7 @@ LOWEST = tl.constexpr(oracle.LOWEST)
 HIGHEST = tl.constexpr(oracle.HIGHEST)
 
 
-@triton.jit
+@jit
 def encode(
     source,
     step,
@@ -89,14 +89,14 @@ UNPACK = tl.constexpr(
 )
 
 
-@triton.jit
+@jit
 def join(low, high):
     """Six bits, four in `low` and two at bits 4 and 5 of `high`, as a signed fp16 number."""
     code = (low & 15) | (high & 48)
     return ((code ^ 32) - 32).to(tl.float16)
 
 
-@triton.jit
+@jit
 def load(a, b, a_rows, b_rows, mask, DIM: tl.constexpr, COLUMNS: tl.constexpr, ASM: tl.constexpr):
     """Rows as four fp16 tiles of codes, values 4c … 4c + 3."""
     low = load_words(a, a_rows, mask, DIM // 4, COLUMNS)
