@@ -4,7 +4,8 @@ from importlib.metadata import version
 
 import pytest
 
-HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "safetensors", "kvq_attention")
+COMPILER = "torch._dynamo"  # a second of imports by itself
+HEAVY = ("torch", COMPILER, "transformers", "fastapi", "uvicorn", "safetensors", "kvq_attention")
 REPORT = f"""
 import atexit, sys
 atexit.register(lambda: print(*(m for m in {HEAVY} if m in sys.modules), file=sys.stderr))
@@ -42,6 +43,13 @@ def test_what_needs_no_model_imports_no_model_library(arguments):
     done = kvq(*arguments)
     assert done.returncode == (2 if "--nope" in arguments else 0)
     assert done.stderr.splitlines()[-1] == ""
+
+
+def test_a_check_does_not_wait_for_torch_s_compiler():
+    done = kvq("check", "--device", "cpu", "--kv-cache-dtype", "q4_0")
+    assert done.returncode == 0, done.stderr
+    imported = done.stderr.splitlines()[-1].split()
+    assert "torch" in imported and COMPILER not in imported
 
 
 def test_the_version_is_that_of_all_four_packages():

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvq_attention import Batch, Table, ops
@@ -186,6 +185,9 @@ def peers() -> list[str]:
 
 
 def _sdpa(steps: _Steps, rows: list[list[torch.Tensor]]) -> Step:
+    # With it comes torch's whole compiler, a second that other commands would wait for as well.
+    from torch.nn.attention.bias import causal_lower_right
+
     group = steps.spot.shape.heads // steps.spot.shape.kv_heads
     mask = causal_lower_right(steps.case.tokens, steps.case.context)
     # its masks know no grouped heads
