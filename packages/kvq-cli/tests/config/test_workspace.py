@@ -19,7 +19,6 @@ from kvq_attention.cuda.items import ROWS
 from kvq_attention.triton import tiles
 from kvq_attention.triton.decode import WARPS
 from kvq_attention.triton.extending import shapes
-from kvq_attention.triton.extending.items import LEAST_PART
 from kvq_attention.triton.extending.items import MOST_PARTS as MOST_PARTS_OF_EXTENDS
 from kvq_attention.triton.scales import SCORE_ROWS
 from kvq_cli.config import geometry, usual_requests, workspace
@@ -272,7 +271,7 @@ def test_graphs_take_no_more_than_estimated():
 def test_the_estimate_knows_the_kernels_constants():
     cut = PACKED_CHUNK, MOST_CHUNKS
     assert cut == (tiles.FIXED_CHUNK, tiles.FIXED_CHUNKS)
-    assert (LEAST_PART.value, MOST_PARTS_OF_EXTENDS.value) == (CHUNK, MOST_PARTS)
+    assert (shapes.LEAST_PART, MOST_PARTS_OF_EXTENDS.value) == (CHUNK, MOST_PARTS)
     assert CHUNK == tiles.CHUNK == items.LARGEST_CHUNK
     assert tiles.SMALLEST_CHUNK == items.SMALLEST_CHUNK == CHUNK // 8
     assert max(items.FULL_PACKED, items.FULL_WIDE, WARPS) * LARGEST_GPU == MOST_AT_ONCE
