@@ -28,7 +28,6 @@ from kvq_cli.config import (
     parse_cache_dtype,
     parse_formats,
 )
-from kvq_cli.models.loader import read_config
 from kvq_cli.models.raw_config import find_config
 from kvq_cli.models.source import ModelSource
 from kvq_cli.serve_options import ServeOptions
@@ -109,6 +108,9 @@ def check_model(
 
     Raises kvq's ValueErrors where `kvq serve` would refuse.
     """
+    # With it comes transformers, which a check without a model need not wait for.
+    from kvq_cli.models.loader import read_config
+
     start = time.perf_counter()
     name, path = find_config(model)
     is_file = path.suffix.lower() == ".gguf"
