@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kvq_attention.triton.items import chunking, piece_ends
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import jit, kernel
 from kvq_attention.triton.partials import finish, join_sink, store_rows
 from kvq_attention.triton.queries import load_queries, normalize
 from kvq_attention.triton.rotation import turn
@@ -50,7 +50,7 @@ def blank_padding(
             tl.store(target, tl.zeros([COLUMNS], out.dtype.element_ty), mask=column < DIM)
 
 
-@jit(do_not_specialize=VARYING)
+@kernel(do_not_specialize=VARYING)
 def attend(
     q,
     k_planes,

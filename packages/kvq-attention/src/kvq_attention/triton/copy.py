@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 
 from kvq_attention import launches
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import kernel
 from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
 
@@ -120,7 +120,7 @@ def launches_of(
             start += count
 
 
-@jit(do_not_specialize=["num_pages"])
+@kernel(do_not_specialize=["num_pages"])
 def _copy(
     planes,
     source_pages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from kvq_attention.triton.items import chunking, count_pieces
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import kernel
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOWEST, log2_sink
 
@@ -13,7 +13,7 @@ from kvq_attention.triton.softmax import LOWEST, log2_sink
 BATCH = tl.constexpr(32)
 
 
-@jit(do_not_specialize=["num_requests", "capacity", "reach", "wanted", "window"])
+@kernel(do_not_specialize=["num_requests", "capacity", "reach", "wanted", "window"])
 def merge(
     partial_out,
     partial_lse,

@@ -16,7 +16,7 @@ from kvq_attention import launches
 from kvq_attention.errors import UnsupportedError
 from kvq_attention.triton import formats
 from kvq_attention.triton.encode import Encoder
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import jit, kernel
 from kvq_attention.triton.store_tiles import Config, Tile, pick_config
 from kvq_attention.verify import check_rows
 from kvq_codecs import Encoded
@@ -185,7 +185,7 @@ def _store_tile(
     ENCODE(source + first, step, inside, live, rows, span, table, DIM, SPAN, BF16)
 
 
-@jit(do_not_specialize=["num_tokens", "num_slots", "k_programs"])
+@kernel(do_not_specialize=["num_tokens", "num_slots", "k_programs"])
 def _store(
     k,
     v,

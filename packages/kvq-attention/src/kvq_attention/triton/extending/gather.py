@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kvq_attention.triton.extending.halves import KEYS, VALUES, unit, within_halves
 from kvq_attention.triton.extending.rows import load_past, turn_rows
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import jit, kernel
 from kvq_attention.triton.paging import find_pages
 from kvq_attention.triton.partials import narrow
 
@@ -68,7 +68,7 @@ def store_rows(rows, target, above, at, inside, missing, DIM: tl.constexpr):
     tl.store(pointer, narrow(rows, target.dtype.element_ty), mask=keep)
 
 
-@jit(do_not_specialize=["side_rows", "head_rows", "table_row", "num_pages", "first", "last"])
+@kernel(do_not_specialize=["side_rows", "head_rows", "table_row", "num_pages", "first", "last"])
 def gather(
     k_planes,
     v_planes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import jit, kernel
 from kvq_attention.triton.partials import narrow
 
 # Rows of peaks, the largest magnitudes of each KV head
@@ -71,7 +71,7 @@ def own_rows(
     return tl.load(rows + at[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
 
 
-@jit(do_not_specialize=["before", "tokens", "rows"])
+@kernel(do_not_specialize=["before", "tokens", "rows"])
 def place(
     q,
     k,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from kvq_attention.triton.extending.halves import VALUES, unit
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import kernel
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOG2_E, LOWEST, log2_sink
 
@@ -13,7 +13,7 @@ from kvq_attention.triton.softmax import LOG2_E, LOWEST, log2_sink
 INTEGERS = ["one_lse_head", "two_lse_head", "skipped", "rows"]
 
 
-@jit(do_not_specialize=INTEGERS)
+@kernel(do_not_specialize=INTEGERS)
 def join(
     one,
     one_lse,

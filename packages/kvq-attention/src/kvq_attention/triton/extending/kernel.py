@@ -20,7 +20,7 @@ from kvq_attention.triton.extending.results import (
     store_part,
 )
 from kvq_attention.triton.extending.rows import turn_rows
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import kernel
 from kvq_attention.triton.queries import load_queries, to_powers
 
 # Integers that grow or differ from call to call: kernels are not compiled anew for them.
@@ -31,7 +31,7 @@ VARYING = [
 ]
 
 
-@jit(do_not_specialize=VARYING)
+@kernel(do_not_specialize=VARYING)
 def attend_new(
     q,
     k,

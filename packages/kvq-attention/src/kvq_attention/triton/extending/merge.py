@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from kvq_attention.triton.extending.items import MOST_PARTS, parting, partings
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import kernel
 from kvq_attention.triton.partials import narrow
 from kvq_attention.triton.softmax import LOWEST, log2_sink
 
 
-@jit(
+@kernel(
     do_not_specialize=[
         *("out_token", "out_head", "num_requests", "num_tokens", "capacity", "reach", "window")
     ]

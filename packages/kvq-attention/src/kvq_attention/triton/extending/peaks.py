@@ -14,7 +14,7 @@ from kvq_attention.triton.extending.halves import (
     raise_peak,
 )
 from kvq_attention.triton.extending.rows import load_scales
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import jit, kernel
 from kvq_attention.triton.paging import find_pages
 
 
@@ -70,7 +70,7 @@ def past_magnitudes(
     return rows
 
 
-@jit(do_not_specialize=["table_row", "num_pages", "past", "tokens"])
+@kernel(do_not_specialize=["table_row", "num_pages", "past", "tokens"])
 def find_peaks(
     k_planes,
     v_planes,

@@ -6,7 +6,7 @@ import triton.language as tl
 
 from kvq_attention.triton.extending.items import parting, partings
 from kvq_attention.triton.extending.rows import load_past
-from kvq_attention.triton.jit import jit
+from kvq_attention.triton.jit import jit, kernel
 from kvq_attention.triton.paging import find_pages
 
 
@@ -20,7 +20,7 @@ def in_units(factor):
     return factor * inverse, (exponent << 23).to(tl.float32, bitcast=True)
 
 
-@jit(
+@kernel(
     do_not_specialize=["table_row", "num_pages", "num_requests", "reach", "low", "share", "window"]
 )
 def unpack(
