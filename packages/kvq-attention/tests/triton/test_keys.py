@@ -60,6 +60,14 @@ def test_a_key_knows_the_constants_of_all_that_is_called() -> None:
     assert incomplete() == []
 
 
+def test_a_function_above_what_it_names_is_refused() -> None:
+    def early(x: int) -> int:
+        return later(x)  # type: ignore[name-defined, no-any-return]  # noqa: F821
+
+    with pytest.raises(NameError, match=r"early stands above what it names: \['later'\]"):
+        jit.jit(early)
+
+
 def test_all_that_a_function_names_is_part_of_its_key() -> None:
     """What is not could change, and the kernel on disk would still be taken."""
     assert {name: each["unkeyed"] for name, each in told().items() if each["unkeyed"]} == {}

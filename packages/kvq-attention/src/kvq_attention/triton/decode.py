@@ -150,7 +150,7 @@ def launch(
         window or 0,
         V_DIM=v.dim,
         COLUMNS=tiles.power_of_two(v.dim),
-        CHUNK=config.chunk,  # as a constant: 113 registers, loads under way, instead of 72
+        CHUNK=config.chunk,  # a constant: on sm_90 113 registers, of loads under way, not 72
         **common,
         **({"launch_pdl": True} if common["OVERLAP"] else {}),
         **({"maxnreg": MERGE_REGISTERS} if level else {}),

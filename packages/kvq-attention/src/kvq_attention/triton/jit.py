@@ -1,15 +1,20 @@
 """`triton.jit`, of functions whose keys are the same in every process.
 
 By its key a kernel is found that some process has compiled. Triton (3.6, 3.7) makes it of the
-source and the constants of all that a function calls, but leaves out the constants of what has no
-key yet: the key of a kernel would depend on those that ran before it, and another process would
-compile it anew. Made when a function is defined, each key has what it calls before it. So a
-function stands below all that it names, itself excepted, and its constants are `tl.constexpr`s that
-it names directly: others would not be part of the key.
+source of all that a function calls, and of a list of the constants that these use, from which those
+of a callee are missing that has no key of its own yet. So the list would depend on what ran before,
+and another process would compile the same kernel anew. Made when a function is defined, each key
+has what it calls before it.
+
+What stands below a function that names it would be in no key at all, and a kernel of older source
+would be found on disk: it is refused. Constants are `tl.constexpr`s, named directly: a dtype or a
+module's attribute would be in no key either.
 """
 
 from __future__ import annotations
 
+import builtins
+import dis
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +23,8 @@ from triton.runtime.jit import JITFunction
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """A function that kernels call."""
-    return _with_key(triton.jit(function))
+    """A function that kernels call; `NameError` if it stands above what it names."""
+    return _with_key(function)
 
 
 def kernel(*, do_not_specialize: Sequence[str]) -> Callable[[Callable[..., Any]], Any]:
@@ -29,7 +34,7 @@ def kernel(*, do_not_specialize: Sequence[str]) -> Callable[[Callable[..., Any]]
     """
 
     def made(function: Callable[..., Any]) -> Any:
-        found = _with_key(triton.jit(function, do_not_specialize=do_not_specialize))
+        found = _with_key(function, do_not_specialize=do_not_specialize)
         # Each launch would compare all constants of the key with what they are by then, 4 µs of
         # decode's; they do not change.
         found.used_global_vals = {}
@@ -38,7 +43,13 @@ def kernel(*, do_not_specialize: Sequence[str]) -> Callable[[Callable[..., Any]]
     return made
 
 
-def _with_key(function: Any) -> Any:
-    if isinstance(function, JITFunction):  # what Triton's interpreter runs has none
-        function.cache_key  # noqa: B018
-    return function
+def _with_key(function: Callable[..., Any], **options: Any) -> Any:
+    code = dis.get_instructions(function)
+    named = {each.argval for each in code if each.opname == "LOAD_GLOBAL"}
+    below = named - {function.__name__, *function.__globals__, *vars(builtins)}
+    if below:
+        raise NameError(f"{function.__qualname__} stands above what it names: {sorted(below)}")
+    made = triton.jit(function, **options)
+    if isinstance(made, JITFunction):  # what Triton's interpreter runs has none
+        _ = made.cache_key  # computed and kept here
+    return made
