@@ -268,8 +268,21 @@ def _refusal(backend: str, needs: Iterable[Need]) -> str | None:
     return f"{backend} {'; it '.join(reasons)}" if reasons else None
 
 
+# Of what calls need, the rows that were searched and the gaps in them: each call of an op asks.
+_found: dict[tuple[str, Need], tuple[object, list[str]]] = {}
+
+
 def _gaps(backend: str, need: Need) -> list[str]:
     """What keeps a backend from serving a call, in words that follow the op's name."""
+    rows, gaps = _found.get((backend, need), (None, []))
+    if rows is not SUPPORT:
+        gaps = _search(backend, need)
+        _found[backend, need] = SUPPORT, gaps
+    return gaps
+
+
+def _search(backend: str, need: Need) -> list[str]:
+    """The same, searched in all rows."""
     rows = [row for row in SUPPORT if (row.backend, row.op) == (backend, need.op)]
     if not rows:
         return NO_SUCH_OP

@@ -16,7 +16,7 @@ from kvq_codecs.spec import Plane, Spec
 Array = Any  # NumPy, torch or CuPy: whatever the caller brought
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Encoded:
     """Rows as a codec stores them, on host or device.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import triton.language as tl
@@ -46,7 +47,17 @@ class Side:
 
     @classmethod
     def of(cls, cache: Encoded, query_dtype: torch.dtype) -> Side:
-        """The side that a cache is, for queries of a dtype."""
+        """The side that a cache is, for queries of a dtype; made once for as long as it lives."""
+        made = _SIDES.get(cache)
+        if made is None:
+            made = _SIDES[cache] = {}
+        side = made.get(query_dtype)
+        if side is None:
+            side = made[query_dtype] = cls._made(cache, query_dtype)
+        return side
+
+    @classmethod
+    def _made(cls, cache: Encoded, query_dtype: torch.dtype) -> Side:
         tile: Tile = formats.get(cache.spec.name).TILE
         codes = [PlaneArgument.of(cache, name, dtype) for name, dtype in tile.codes.items()]
         scales, word, scale = 0, False, codes[0]
@@ -97,6 +108,10 @@ class Side:
             f"{side}_ROTATED": self.tile.rotated,
             f"{side}_STRIDES": tuple((plane.head, plane.token) for plane in self.planes),
         }
+
+
+# What is made of a cache does not change, as its planes do not; each call of an op needs it.
+_SIDES: WeakKeyDictionary[Encoded, dict[torch.dtype, Side]] = WeakKeyDictionary()
 
 
 def product_dtype(stored: torch.dtype, query: torch.dtype) -> Any:

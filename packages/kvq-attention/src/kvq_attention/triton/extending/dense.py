@@ -73,11 +73,14 @@ def choose(
             return False
         if fewest is not None:
             return request.queries * step.group >= fewest
+        asked = products(request, step.kv_heads * step.group, k.dim)
+        if asked < FEWEST_PRODUCTS:
+            return False
         past = max(0, request.first_position)
         planned = sizes.plan(request.queries, past, step.kv_heads, scratch_bytes)
         calls = step.kv_heads // planned.heads * (1 + portions.count(past, planned.share))
         least = FEWEST_PRODUCTS * max(1.0, calls / CALLS)
-        return products(request, step.kv_heads * step.group, k.dim) >= least
+        return asked >= least
 
     taken = frozenset(request for request in host if takes(request))
     own = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(step.q.dtype)
