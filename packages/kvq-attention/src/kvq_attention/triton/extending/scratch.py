@@ -8,7 +8,9 @@ is: neither changes a bit of a result.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -20,6 +22,8 @@ from kvq_attention.triton.planes import PlaneArgument
 from kvq_attention.triton.side import Side
 from kvq_attention.triton.tile import Tile
 
+# What unpacking needs of the constants of a side
+NEEDED = ("DIM", "COLUMNS", "SPLIT", "SCALES", "WORD", "STRIDES")
 # Tokens of a part at least: smaller ones cost more launches than they are worth.
 LEAST_SHARE = 256
 
@@ -98,27 +102,28 @@ def extend_through(
     requests : that there are of these at most
     """
     rows = requests * planned.share
-    kept_rows = step.num_tokens * planned.heads * step.group if planned.parts > 1 else 1
-    kept = step.q.new_empty(kept_rows, sides[1].dim, dtype=torch.float32)
-    kept_weights = step.q.new_empty(2 * kept_rows, dtype=torch.float32)
     tiles = step.num_tokens * step.group // step.shape.rows + requests
     made = [
         _Scratch.of(step, side, rows, planned.heads) if is_packed else None
         for side, is_packed in zip(sides, packed, strict=True)
     ]
+    if planned.parts > 1:
+        kept_rows = step.num_tokens * planned.heads * step.group
+        kept = step.q.new_empty(kept_rows, sides[1].dim, dtype=torch.float32)
+        kept_weights = step.q.new_empty(2 * kept_rows, dtype=torch.float32)
+    else:  # nothing is kept
+        kept = kept_weights = next(each.units for each in made if each is not None)
     for first in range(0, step.kv_heads, planned.heads):
         heads = range(first, min(first + planned.heads, step.kv_heads))
         part_of = step.heads(heads)
+        sources = some_heads(sides[0], heads), some_heads(sides[1], heads)
         k, v = (
-            some_heads(side, heads) if scratch is None else scratch.side(side, len(heads))
-            for side, scratch in zip(sides, made, strict=True)
+            side if scratch is None else scratch.side(side, len(heads))
+            for side, scratch in zip(sources, made, strict=True)
         )
         for part in range(planned.parts):
             low = part * planned.share
-            for side, dense, is_packed in zip(sides, (k, v), packed, strict=True):
-                if is_packed:
-                    source = some_heads(side, heads)
-                    _unpack(part_of, source, dense, num_pages, requests, low, planned, fewest)
+            _unpack(part_of, sources, (k, v), packed, num_pages, requests, low, planned, fewest)
             attend(
                 *(part_of, k, v, tiles, kept, kept_weights),
                 num_pages=num_pages,
@@ -133,38 +138,52 @@ def extend_through(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Scratch:
-    """Room for one side's rows: fp16 [rows · heads · dim], and units float32 [tiles · heads]."""
+    """Room for one side's rows: fp16 [rows, heads, 1, dim], and units float32 [tiles, heads, 1, 1].
+
+    As planes: a row a page. Fewer heads lie closer, in the same memory.
+    """
 
     values: torch.Tensor
     units: torch.Tensor
-    rows: int
-    tiles: int
 
     @classmethod
     def of(cls, step: Step, side: Side, rows: int, heads: int) -> _Scratch:
         tiles = rows // step.shape.tokens
-        values = step.q.new_empty(rows * heads * side.dim, dtype=torch.float16)
-        return cls(values, step.q.new_empty(tiles * heads, dtype=torch.float32), rows, tiles)
+        return cls(
+            step.q.new_empty(rows, heads, 1, side.dim, dtype=torch.float16),
+            step.q.new_empty(tiles, heads, 1, 1, dtype=torch.float32),
+        )
 
     def side(self, packed: Side, heads: int) -> Side:
-        """What it is to the kernel for so many heads: a row a page; the scales are the units."""
-        rows, tiles = self.rows * heads * packed.dim, self.tiles * heads
-        values = self.values[:rows].view(self.rows, heads, 1, packed.dim)
-        units = self.units[:tiles].view(self.tiles, heads, 1, 1)
-        code, unit = (PlaneArgument(x, *x.stride()[:3]) for x in (values, units))
-        tile = Tile(
-            fp16.load,
-            split=1,
-            codes={"values": torch.float16},
-            factor=packed.tile.factor,
-            rotated=packed.tile.rotated,
-        )
-        row_bytes = packed.dim * values.itemsize
+        """What it is to the kernel for so many heads: the scales are the units."""
+        code, unit = (_plane(_closer(made, heads)) for made in (self.values, self.units))
+        tile = _tile(packed.tile.factor, packed.tile.rotated)
+        row_bytes = packed.dim * self.values.itemsize
         return Side(tile, packed.dim, row_bytes, (code, code, unit), 0, False, packed.dtype)
+
+
+def _closer(made: torch.Tensor, heads: int) -> torch.Tensor:
+    count, most, *row = made.shape
+    if heads == most:
+        return made
+    shape = count, heads, *row
+    return made.flatten()[: math.prod(shape)].view(shape)
+
+
+def _plane(made: torch.Tensor) -> PlaneArgument:
+    return PlaneArgument(made, *made.stride()[:3])
+
+
+@cache
+def _tile(factor: float, rotated: bool) -> Tile:
+    codes = {"values": torch.float16}
+    return Tile(fp16.load, split=1, codes=codes, factor=factor, rotated=rotated)
 
 
 def some_heads(side: Side, heads: range) -> Side:
     """A cache's side without its other heads."""
+    if len(heads) == side.planes[0].tensor.shape[1]:
+        return side
     first, second, scale = (
         replace(plane, tensor=plane.tensor.narrow(1, heads.start, len(heads)))
         for plane in side.planes
@@ -174,26 +193,32 @@ def some_heads(side: Side, heads: range) -> Side:
 
 def _unpack(
     step: Step,
-    side: Side,
-    dense: Side,
+    sides: tuple[Side, Side],
+    dense: tuple[Side, Side],
+    packed: tuple[bool, bool],
     num_pages: int,
     requests: int,
     low: int,
     planned: Plan,
     fewest: int,
 ) -> None:
-    """Decode a part of some heads' rows."""
-    constants = side.constants("K")
-    names = ("DIM", "COLUMNS", "SPLIT", "SCALES", "WORD", "STRIDES")
+    """Decode a part of some heads' rows, of each side that is packed."""
+    k, v = sides
     tiles = -(-min(planned.share, step.visible) // step.shape.tokens)
-    unpack[(tiles, step.kv_heads, requests)](
-        side.tensors,
-        dense.tensors[0],
-        dense.tensors[2],
+    constants = k.constants("K") | v.constants("V")
+    needed = {f"{side}_{name}": constants[f"{side}_{name}"] for side in "KV" for name in NEEDED}
+    unpack[(tiles, step.kv_heads, sum(packed) * requests)](
+        k.tensors,
+        dense[0].tensors[0],
+        dense[0].tensors[2],
+        v.tensors,
+        dense[1].tensors[0],
+        dense[1].tensors[2],
         step.query_offsets,
         step.seq_lens,
         step.table,
-        side.pages,
+        k.pages,
+        v.pages,
         step.table.stride(0),
         num_pages,
         step.num_requests,
@@ -201,9 +226,12 @@ def _unpack(
         low,
         planned.share,
         step.window or 0,
-        **{name: constants[f"K_{name}"] for name in names},
+        K_PACKED=packed[0],
+        V_PACKED=packed[1],
+        LOAD_K=k.tile.load,
+        LOAD_V=v.tile.load,
+        **needed,
         **step.common,
-        LOAD=side.tile.load,
         KV_HEADS=step.kv_heads,
         PAGE=step.page_tokens,
         FEWEST=fewest,

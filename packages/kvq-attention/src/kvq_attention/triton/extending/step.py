@@ -139,6 +139,8 @@ class Step:
 
     def heads(self, heads: range) -> Step:
         """The same for some of the KV heads and the query heads that read them."""
+        if len(heads) == self.kv_heads:
+            return self
         own = slice(heads.start, heads.stop)
         asking = slice(heads.start * self.group, heads.stop * self.group)
         sinks = self.scoring.sinks
