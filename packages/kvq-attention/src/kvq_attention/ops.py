@@ -66,7 +66,7 @@ class Backend(Protocol):
     ) -> torch.Tensor: ...
 
     # `extend_routes`, if the module has it, gives all its ways to extend; its `extend` then takes
-    # one of them as `route`.
+    # one of them as `route`. `extend_reads_host` beside it says which requests need `Batch.host`.
 
     def copy_pages(
         self, caches: Sequence[Encoded], source_pages: torch.Tensor, target_pages: torch.Tensor
@@ -195,6 +195,20 @@ def extend_routes(backend: str) -> tuple[Route, ...]:
     """The ways in which a backend extends, each with the rows from which on; none if it has one."""
     found = getattr(_module(backend), "extend_routes", None)
     return found() if found else ()
+
+
+def extend_reads_host(backend: str, *, queries: int, past: int, heads: int, dim: int) -> bool:
+    """Whether a backend may extend a request by other kernels where it has `Batch.host`.
+
+    A step of which that is so is not replayed from a graph, which has none, without a loss.
+
+    Parameters
+    ----------
+    queries, past : tokens of the request in this step, and before it
+    heads, dim : query heads, values a row
+    """
+    found = getattr(_module(backend), "extend_reads_host", None)
+    return bool(found and found(queries, past, heads, dim))
 
 
 def copy_pages(

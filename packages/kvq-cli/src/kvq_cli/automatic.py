@@ -185,6 +185,7 @@ def limits_of(
         packed_prefill=options.prefill_reads == "packed",
         scratch_bytes=options.scratch_bytes,
         graph_rows=options.graph_rows(shape, on_host=on_host),
+        graph_tokens=options.graph_tokens,
         state_snapshots=options.snapshots,
     )
 

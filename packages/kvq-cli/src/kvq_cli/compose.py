@@ -109,8 +109,9 @@ def build_engine(
         namespace=identity(source.path) or name,
     )
 
-    if graphs := engine.runner.prepare():
-        report(f"{graphs} CUDA graphs of decodes made")
+    decodes, prompts = engine.runner.prepare()
+    if decodes or prompts:
+        report(f"CUDA graphs made: {decodes} of decodes, {prompts} of prompts' chunks")
 
     def summarize(engine: Engine) -> EngineSummary:
         cache = engine.cache
@@ -210,6 +211,7 @@ def assemble(
             prefill_reads=options.prefill_reads,
             scratch_bytes=options.scratch_bytes,
             graph_rows=limits.graph_rows,
+            graph_tokens=limits.graph_tokens,
             usual_requests=usual_requests(options.max_running_requests),
             states=states,
         ),
@@ -261,17 +263,17 @@ def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str
 
 def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeometry) -> None:
     """`ConfigError` where CUDA graphs are asked for and cannot be had."""
-    if options.cuda_graph_max_bs and shape.state is not None:
-        raise ConfigError(
-            f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and this "
-            f"{shape.model_type} model has linear-attention layers, whose states a graph does not "
-            "follow; use 0"
-        )
-    if options.cuda_graph_max_bs and device.type != "cuda":
-        raise ConfigError(
-            f"cuda_graph_max_bs {options.cuda_graph_max_bs} asks for CUDA graphs, and the device "
-            f"is {device}; leave it out, or serve on a GPU"
-        )
+    for name in ("cuda_graph_max_bs", "cuda_graph_max_prefill_tokens"):
+        if not getattr(options, name):
+            continue
+        asked = f"{name} {getattr(options, name)} asks for CUDA graphs, and"
+        if shape.state is not None:
+            raise ConfigError(
+                f"{asked} this {shape.model_type} model has linear-attention layers, whose states "
+                "a graph does not follow; use 0"
+            )
+        if device.type != "cuda":
+            raise ConfigError(f"{asked} the device is {device}; leave it out, or serve on a GPU")
 
 
 def _checked(choice: CacheChoice) -> str:

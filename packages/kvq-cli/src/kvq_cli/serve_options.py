@@ -35,6 +35,8 @@ class ServeOptions:
         or, stored first, as later tokens will read them ("packed")
     cuda_graph_max_bs : decodes of a step up to which it is replayed from a CUDA graph; 0 = none is,
         None = as many as may run, 64 at most, where there can be graphs
+    cuda_graph_max_prefill_tokens : tokens of a prompt's chunk up to which it is replayed, where
+        nothing else is in its step, from a CUDA graph, max_prefill_tokens at most; 0 = none is
     compile : the model's norms, rotary embedding and feed-forward's product by torch.compile
     prefill_scratch_mb : that decoded tokens of a prompt's past may take while they are read (MiB);
         0 = none
@@ -59,6 +61,7 @@ class ServeOptions:
     prefill_reads: str = "own"
     prefill_scratch_mb: int = 128
     cuda_graph_max_bs: int | None = None
+    cuda_graph_max_prefill_tokens: int = 0
     compile: bool = False
     memory_ratio: float | None = None
     attention_backend: str = "auto"
@@ -76,6 +79,16 @@ class ServeOptions:
             raise ConfigError(
                 f"cuda_graph_max_bs must be at least 0, got {self.cuda_graph_max_bs}; with 0 "
                 "nothing is replayed"
+            )
+        if self.cuda_graph_max_prefill_tokens < 0:
+            raise ConfigError(
+                "cuda_graph_max_prefill_tokens must be at least 0, got "
+                f"{self.cuda_graph_max_prefill_tokens}; with 0 no prompt is replayed"
+            )
+        if self.cuda_graph_max_prefill_tokens and self.prefill_reads == "packed":
+            raise ConfigError(
+                f"cuda_graph_max_prefill_tokens {self.cuda_graph_max_prefill_tokens} asks for "
+                "CUDA graphs of prompts, which read their own rows; use prefill_reads own, or 0"
             )
         if self.state_snapshots is not None and self.state_snapshots < 0:
             raise ConfigError(
@@ -131,6 +144,11 @@ class ServeOptions:
         if most is None:
             most = 0 if on_host or shape.state is not None else GRAPH_ROWS
         return min(most, self.max_running_requests)
+
+    @property
+    def graph_tokens(self) -> int:
+        """Most tokens of a prompt's chunk that graphs replay."""
+        return min(self.cuda_graph_max_prefill_tokens, self.max_prefill_tokens)
 
     @property
     def snapshots(self) -> int:

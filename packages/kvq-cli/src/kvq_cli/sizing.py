@@ -25,7 +25,8 @@ class Limits:
     context : most tokens of a request
     page_tokens : tokens of a page
     max_prefill_tokens : most prompt tokens computed in a step
-    value_bytes, on_host, packed_prefill, scratch_bytes, graph_rows, ranks : as in `workspace`
+    value_bytes, on_host, packed_prefill, scratch_bytes, graph_rows, graph_tokens, ranks : as in
+        `workspace`
     workspace_bytes : known beforehand; None = estimated
     state_snapshots : states of linear-attention layers beside those of running requests
     """
@@ -39,6 +40,7 @@ class Limits:
     packed_prefill: bool = False
     scratch_bytes: int = 0
     graph_rows: int = 0
+    graph_tokens: int = 0
     ranks: int = 1
     workspace_bytes: int | None = None
     state_snapshots: int = 0
@@ -81,6 +83,7 @@ class Limits:
             packed_prefill=self.packed_prefill,
             scratch_bytes=self.scratch_bytes,
             graph_rows=self.graph_rows,
+            graph_tokens=self.graph_tokens,
             ranks=self.ranks,
         ).nbytes
 

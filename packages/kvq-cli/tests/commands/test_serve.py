@@ -218,14 +218,17 @@ def test_every_option_reaches_the_engine(start):
     assert options_of(process) == wanted | {
         "num_pages": None,
         "compile": False,
+        "cuda_graph_max_prefill_tokens": 0,
         "state_snapshots": None,
     }
     assert "name" in process.said.partition("curl")[2]
 
 
 def test_other_names_of_the_same_options_reach_the_engine(start):
-    process = start("some/where", "--kv-cache-iso=iso3", "--num-pages=256", "--compile")
+    given = "--kv-cache-iso=iso3", "--num-pages=256", "--compile"
+    process = start("some/where", *given, "--cuda-graph-max-prefill-tokens=32")
     found = options_of(process)
+    assert found["cuda_graph_max_prefill_tokens"] == 32
     assert found["compile"] is True and found["cuda_graph_max_bs"] is None
     assert (found["kv_cache_dtype"], found["num_pages"], found["num_tokens"]) == ("iso3", 256, None)
 

@@ -245,18 +245,40 @@ def test_graphs_keep_a_step_of_decodes_beside_the_others():
     assert given.nbytes == without.nbytes + graphs[2] and without.graphs == 0
 
 
+def test_graphs_of_decodes_and_of_prompts_share_their_memory():
+    limits = {"context": 4096, "max_running_requests": 64, "max_prefill_tokens": 512}
+    load = limits | {"scratch_bytes": 64 << 20}
+
+    def graphs(rows: int, tokens: int) -> int:
+        return workspace(MODEL, graph_rows=rows, graph_tokens=tokens, **load).graphs
+
+    prompt = load | {"max_running_requests": 1, "max_prefill_tokens": 256}
+    assert graphs(0, 256) == workspace(MODEL, **prompt).nbytes > 64 << 20
+    assert graphs(64, 0) == workspace(MODEL, **limits | {"max_prefill_tokens": 0}).nbytes
+    assert graphs(64, 256) == max(graphs(64, 0), graphs(0, 256))
+    assert graphs(0, 0) == 0
+
+
 @pytest.mark.gpu
-def test_graphs_take_no_more_than_estimated():
+@pytest.mark.parametrize(("rows", "tokens"), [(8, 0), (0, 512), (8, 512)])
+def test_graphs_take_no_more_than_estimated(rows, tokens):
     load = {"max_running_requests": 8, "max_prefill_tokens": 512}
     config = AutoConfig.for_model("llama", **(SIZES | {"num_attention_heads": 16}))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval().cuda()
     options = {"num_pages": 600, "page_tokens": 16, "max_model_len": 8192, "cache_type": "none"}
     shape = geometry(config.to_dict())
-    estimate = workspace(shape, context=8192, graph_rows=8, **load)
+    replayed = {"graph_rows": rows, "graph_tokens": tokens, "scratch_bytes": 128 << 20}
+    estimate = workspace(shape, context=8192, **load, **replayed)
 
     def prepared() -> int:
         engine = make_engine(
-            model, cache="q8_0", attention_backend="triton", cuda_graph_max_bs=8, **load, **options
+            model,
+            cache="q8_0",
+            attention_backend="triton",
+            cuda_graph_max_bs=rows,
+            cuda_graph_max_prefill_tokens=tokens,
+            **load,
+            **options,
         )
         torch.cuda.synchronize()
         before = torch.cuda.memory_reserved()

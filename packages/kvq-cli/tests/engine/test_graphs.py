@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from graph_captures import capture_here, replayed
 from tiny_models import gemma, greedy, llama, make_engine, random_prompt, run
 
 from kvq_attention import ops
@@ -17,20 +18,6 @@ PLACES = [
     pytest.param("cpu", REFERENCE, id="cpu"),
     pytest.param("cuda", TRITON, marks=pytest.mark.gpu, id="cuda"),
 ]
-
-
-def capture_here(run):
-    """What a graph does, without one: the tensors are what a replay reads and writes."""
-    out = run().clone()
-
-    def replay():
-        replayed.append(len(out))
-        out.copy_(run())
-
-    return replay, out
-
-
-replayed = []
 
 
 def engine_over(model, rows, backends=REFERENCE, **options):
@@ -121,9 +108,9 @@ def test_a_rebuilt_cache_has_graphs_of_its_own():
 
 def test_all_graphs_are_made_at_the_start():
     engine = engine_over(llama(head_dim=64), 4)
-    assert engine.runner.prepare() == 3
+    assert engine.runner.prepare() == (3, 0)
     assert set(engine.runner._decode_graphs()._graphs) == {1, 2, 4}
-    assert engine_over(llama(head_dim=64), 0).runner.prepare() == 0
+    assert engine_over(llama(head_dim=64), 0).runner.prepare() == (0, 0)
 
 
 def test_a_cpu_has_no_graphs(tmp_path):

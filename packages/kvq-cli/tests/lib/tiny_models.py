@@ -102,6 +102,7 @@ def make_engine(
     prefill_reads: str = "own",
     prefill_scratch_mb: int = 128,
     cuda_graph_max_bs: int = 0,
+    cuda_graph_max_prefill_tokens: int = 0,
     backends: Choice | None = None,
 ) -> Engine:
     """An engine over `model`, which it makes attend through kvq; `backends`: those of its ops."""
@@ -118,6 +119,7 @@ def make_engine(
         prefill_reads=prefill_reads,
         prefill_scratch_mb=prefill_scratch_mb,
         cuda_graph_max_bs=cuda_graph_max_bs,
+        cuda_graph_max_prefill_tokens=cuda_graph_max_prefill_tokens,
     )
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     choice = choose_cache(cache, shape, options, device, dtype)

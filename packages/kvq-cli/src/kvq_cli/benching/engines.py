@@ -141,6 +141,7 @@ def _options(plan: EnginePlan, cache: str, case: Case | Extend) -> ServeOptions:
         max_prefill_tokens=batch * _most_tokens(plan, case),
         attention_backend=plan.attention_backend,
         cuda_graph_max_bs=plan.graph_rows,
+        cuda_graph_max_prefill_tokens=plan.graph_tokens,
         cache_type="none",
     )
 

@@ -72,7 +72,7 @@ def run(
         found, refused = _measured(engine, case, plan)
         for timed in found:
             told = {"route": timed.route, "took": timed.took} if plan.extend_routes else {}
-            rows.append(_row(case, cache, told, engine, timed.times, alone[case], peers.get(case)))
+            rows.append(_row(case, cache, told, engine, timed, alone[case], peers.get(case)))
         left_out += [
             {"case": case.name, "cache": cache, "route": route, "reason": reason}
             for route, reason in refused.items()
@@ -151,18 +151,18 @@ def _row(
     cache: str,
     told: Row,
     engine: Engine,
-    times: list[float],
+    timed: Timed,
     alone: float,
     peer: float | None,
 ) -> Row:
-    tokens, ordered, median = _tokens(case), sorted(times), statistics.median(times)
+    tokens, ordered, median = _tokens(case), sorted(timed.times), statistics.median(timed.times)
     backends = engine.cache.choice.backends
     return {
         "case": case.name,
         "cache": cache,
         "backend": backends.decode if isinstance(case, Case) else backends.extend,
         **told,
-        "graphs": isinstance(case, Case) and case.batch <= engine.runner.graph_rows,
+        "graphs": timed.graphs,
         "step_ms": round(median, 3),
         "p10_ms": round(ordered[len(ordered) // 10], 3),
         "p90_ms": round(ordered[-1 - len(ordered) // 10], 3),

@@ -26,17 +26,20 @@ class Timed:
     times : milliseconds of each
     route : of `kvq_attention.bench.extend.routes`
     took : routes that launches of extends recorded, with commas; empty where a backend has one way
+    graphs : whether they were replayed from a CUDA graph
     """
 
     times: list[float]
     route: str = CHOSEN
     took: str = ""
+    graphs: bool = False
 
 
 def decodes(engine: Engine, case: Case, count: int) -> Timed:
     """So many steps that follow each other."""
     about_to_decode(engine, case, count + WARM_UP + 2)
-    return Timed([_step(engine) for _ in range(count + WARM_UP)][WARM_UP:])
+    times = [_step(engine) for _ in range(count + WARM_UP)][WARM_UP:]
+    return Timed(times, graphs=case.batch <= engine.runner.graph_rows)
 
 
 def prompts(
@@ -48,6 +51,7 @@ def prompts(
     """
     times: dict[str, list[float]] = {}
     took: dict[str, str] = {}
+    graphs: dict[str, bool] = {}
     refused: dict[str, str] = {}
     for name, route in ways.items():
         before = launches.routes()
@@ -59,10 +63,14 @@ def prompts(
             refused[name] = str(error)
         else:
             took[name] = _launched(before)
+            graphs[name] = engine.runner.replays_prompt(case.tokens, case.past)
     for turn in range(1, WARM_UP + count):
         for name in reversed(times) if turn % 2 else times:
             times[name].append(_prompt(engine, case, ways[name]))
-    return [Timed(found[WARM_UP:], name, took[name]) for name, found in times.items()], refused
+    measured = [
+        Timed(found[WARM_UP:], name, took[name], graphs[name]) for name, found in times.items()
+    ]
+    return measured, refused
 
 
 def _prompt(engine: Engine, case: Extend, route: Route | None) -> float:

@@ -163,6 +163,15 @@ EngineGraphs = Annotated[
         show_default=False,
     ),
 ]
+EngineGraphTokens = Annotated[
+    int,
+    typer.Option(
+        "--cuda-graph-max-prefill-tokens",
+        metavar="N",
+        min=0,
+        help="As `kvq serve` takes it; 0: none.",
+    ),
+]
 EngineCompile = Annotated[bool, typer.Option("--compile", help="As `kvq serve` takes it.")]
 EnginePeer = Annotated[
     bool,

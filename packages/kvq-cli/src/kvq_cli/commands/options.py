@@ -269,6 +269,17 @@ GraphRows = Annotated[
         rich_help_panel=LIMITS,
     ),
 ]
+GraphTokens = Annotated[
+    int,
+    typer.Option(
+        "--cuda-graph-max-prefill-tokens",
+        metavar="N",
+        help="Replay steps of one prompt's chunk of up to so many tokens, and no decodes, from "
+        "CUDA graphs, whose memory the size of the cache allows for: short prompts behind long "
+        "cached ones then do not wait for a host's launches. 0: none.",
+        rich_help_panel=LIMITS,
+    ),
+]
 Compile = Annotated[
     bool,
     typer.Option(

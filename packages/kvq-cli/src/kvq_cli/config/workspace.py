@@ -83,6 +83,7 @@ def workspace(
     packed_prefill: bool = False,
     scratch_bytes: int = 0,
     graph_rows: int = 0,
+    graph_tokens: int = 0,
     ranks: int = 1,
 ) -> Workspace:
     """An upper estimate of a step's peak on one rank.
@@ -96,7 +97,8 @@ def workspace(
     on_host : a CPU codes smaller chunks than a GPU
     packed_prefill : whether prompts are read as decodes are, in parts that a GPU merges
     scratch_bytes : into which a GPU may decode the past of prompts that are not
-    graph_rows : decodes of the largest step that is replayed, in memory that all graphs share
+    graph_rows, graph_tokens : decodes, and tokens of a prompt, of the largest steps that are
+        replayed, in memory that all graphs share
     ranks : tensor-parallel; heads and feed-forward parts are divided
     """
     tokens = max_running_requests + max_prefill_tokens
@@ -137,15 +139,19 @@ def workspace(
         linear = _linear_bytes(model.state, max_running_requests, max_prefill_tokens)
         attention = max(attention, linear // ranks)
     graphs = 0
-    if graph_rows:
-        graphs = workspace(
-            model,
-            context=context,
-            max_running_requests=graph_rows,
-            max_prefill_tokens=0,
-            value_bytes=value_bytes,
-            ranks=ranks,
-        ).nbytes
+    prompts = min(1, graph_tokens)
+    for rows, tokens, scratch in ((graph_rows, 0, 0), (prompts, graph_tokens, scratch_bytes)):
+        if rows:
+            replayed = workspace(
+                model,
+                context=context,
+                max_running_requests=rows,
+                max_prefill_tokens=tokens,
+                value_bytes=value_bytes,
+                scratch_bytes=scratch,
+                ranks=ranks,
+            )
+            graphs = max(graphs, replayed.nbytes)
     return Workspace(hidden, attention, feed_forward * value_bytes, logits, states, graphs)
 
 

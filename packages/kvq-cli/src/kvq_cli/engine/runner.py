@@ -11,10 +11,11 @@ import torch
 
 from kvq_attention import Batch, Table, ops
 from kvq_attention.batch import Request as AttentionRequest
-from kvq_attention.routes import Route
+from kvq_attention.routes import DENSE, Route
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
 from kvq_cli.engine.graphs import Capture, DecodeGraphs, OnGpu
+from kvq_cli.engine.prompt_graphs import PromptGraphs
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
 from kvq_cli.engine.states import StatePool
@@ -26,7 +27,8 @@ from kvq_pools import Pool
 class ModelRunner:
     """A transformers model over a pool.
 
-    With `graph_rows` steps of up to so many decodes are replayed from CUDA graphs.
+    With `graph_rows` steps of up to so many decodes are replayed from CUDA graphs, and with
+    `graph_tokens` steps of one prompt's chunk of up to so many tokens that reads own rows.
 
     Attributes
     ----------
@@ -45,6 +47,7 @@ class ModelRunner:
         prefill_reads: str = "own",
         scratch_bytes: int = ops.SCRATCH_BYTES,
         graph_rows: int = 0,
+        graph_tokens: int = 0,
         usual_requests: int | None = None,
         capture: Callable[[], Capture] = OnGpu,
         states: StatePool | None = None,
@@ -64,8 +67,11 @@ class ModelRunner:
         self.device = next(model.parameters()).device
         self._usual_requests = usual_requests
         self.max_tokens = 0
-        self._graph_rows, self._capture = graph_rows, capture
+        self._graph_rows, self._graph_tokens = graph_rows, graph_tokens
+        self._capture = capture
+        self._captured: Capture | None = None
         self._graphs: DecodeGraphs | None = None
+        self._prompts: PromptGraphs | None = None
 
     @property
     def graph_rows(self) -> int:
@@ -80,6 +86,9 @@ class ModelRunner:
         """
         if not step.extends and len(step.decodes) <= self._graph_rows:
             return self._decode_graphs().compute(step.decodes)
+        if self._replays(step) and not every_token:
+            [(request, count)] = step.extends
+            return self._prompt_graphs().compute(request, count, self.extend_route)
         decodes = [(request, 1) for request in step.decodes]
         work = step.work
         tokens = [t for request, count in work for t in request.step_tokens(count)]
@@ -136,6 +145,47 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def _replays(self, step: Schedule) -> bool:
+        """Whether a step with a prompt is one chunk that a graph computes as well."""
+        if step.decodes or len(step.extends) != 1:
+            return False
+        [(request, count)] = step.extends
+        return self.replays_prompt(count, request.num_computed)
+
+    def replays_prompt(self, count: int, past: int) -> bool:
+        """Whether a step of a prompt's chunk behind so many tokens is replayed from a graph."""
+        if count > self._graph_tokens:
+            return False
+        if self.extend_route is not None:
+            return self.extend_route.name != DENSE
+        shape = self.geometry
+        return not ops.extend_reads_host(
+            self.backends.extend,
+            queries=count,
+            past=past,
+            heads=shape.num_heads,
+            dim=shape.head_dim,
+        )
+
+    def _capturing(self) -> Capture:
+        """One for all graphs, whose memory they share."""
+        if self._captured is None:
+            self._captured = self._capture()
+        return self._captured
+
+    def _prompt_graphs(self) -> PromptGraphs:
+        if self._prompts is None:
+            self._prompts = PromptGraphs(
+                lambda c: self._call(c.tokens, c.positions, c.last, None, c.batch),
+                self.pool.plan,
+                most=self._graph_tokens,
+                max_tokens=self.max_tokens,
+                usual_requests=self._usual_requests,
+                device=self.device,
+                capture=self._capturing(),
+            )
+        return self._prompts
+
     def _decode_graphs(self) -> DecodeGraphs:
         if self._graphs is None:
             self._graphs = DecodeGraphs(
@@ -145,18 +195,19 @@ class ModelRunner:
                 max_tokens=self.max_tokens,
                 usual_requests=self._usual_requests,
                 device=self.device,
-                capture=self._capture(),
+                capture=self._capturing(),
             )
         return self._graphs
 
     @torch.inference_mode()
-    def prepare(self) -> int:
-        """Make all graphs, so that no request waits for one; returns how many."""
-        return self._decode_graphs().prepare() if self._graph_rows else 0
+    def prepare(self) -> tuple[int, int]:
+        """Make graphs, so that few requests wait for one: how many of decodes and of prompts."""
+        prompts = self._prompt_graphs().prepare() if self._graph_tokens else 0
+        return self._decode_graphs().prepare() if self._graph_rows else 0, prompts
 
     def forget_graphs(self) -> None:
         """Before the cache changes, whose addresses graphs hold: they are made anew when needed."""
-        self._graphs = None
+        self._graphs = self._prompts = self._captured = None
 
     def recover(self) -> None:
         """After a forward that failed: free what it had; raises when the device is broken."""

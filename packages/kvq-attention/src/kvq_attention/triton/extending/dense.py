@@ -73,10 +73,10 @@ def choose(
             return False
         if fewest is not None:
             return request.queries * step.group >= fewest
-        asked = products(request, step.kv_heads * step.group, k.dim)
+        past = max(0, request.first_position)
+        asked = products(request.queries, past, step.kv_heads * step.group, k.dim)
         if asked < FEWEST_PRODUCTS:
             return False
-        past = max(0, request.first_position)
         planned = sizes.plan(request.queries, past, step.kv_heads, scratch_bytes)
         calls = step.kv_heads // planned.heads * (1 + portions.count(past, planned.share))
         least = FEWEST_PRODUCTS * max(1.0, calls / CALLS)
@@ -90,10 +90,9 @@ def choose(
     return None if kernel is None else Known(kernel, plain, taken)
 
 
-def products(request: Request, heads: int, dim: int) -> int:
+def products(queries: int, past: int, heads: int, dim: int) -> int:
     """Pairs of a query and a key that it sees, about, times values a row, of all query heads."""
-    seen = max(0, request.first_position) + request.queries // 2
-    return request.queries * seen * heads * dim
+    return queries * (past + queries // 2) * heads * dim
 
 
 def extend_densely(

@@ -26,6 +26,11 @@ def extend_routes() -> tuple[Route, ...]:
     return Route(LOOP), Route(SCRATCH, routes.BREAK_EVEN), Route(DENSE, dense.TRIED_ROWS)
 
 
+def extend_reads_host(queries: int, past: int, heads: int, dim: int) -> bool:
+    """Whether dense kernels may take such a request, which know its sizes from the host."""
+    return dense.products(queries, past, heads, dim) >= dense.FEWEST_PRODUCTS
+
+
 def extend(
     q: torch.Tensor,
     k: torch.Tensor,
