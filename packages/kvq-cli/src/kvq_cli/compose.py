@@ -264,16 +264,14 @@ def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str
 def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeometry) -> None:
     """`ConfigError` where CUDA graphs are asked for and cannot be had."""
     for name in ("cuda_graph_max_bs", "cuda_graph_max_prefill_tokens"):
-        if not getattr(options, name):
-            continue
         asked = f"{name} {getattr(options, name)} asks for CUDA graphs, and"
-        if shape.state is not None:
-            raise ConfigError(
-                f"{asked} this {shape.model_type} model has linear-attention layers, whose states "
-                "a graph does not follow; use 0"
-            )
-        if device.type != "cuda":
+        if getattr(options, name) and device.type != "cuda":
             raise ConfigError(f"{asked} the device is {device}; leave it out, or serve on a GPU")
+    if options.cuda_graph_max_prefill_tokens and shape.state is not None:
+        raise ConfigError(
+            f"{asked} this {shape.model_type} model has linear-attention layers, whose states a "
+            "graph of a prompt does not follow; use 0"
+        )
 
 
 def _checked(choice: CacheChoice) -> str:

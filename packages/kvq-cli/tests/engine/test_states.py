@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from tiny_families import tiny
-from tiny_models import generate, greedy, make_engine, random_prompt, run, tokens_of
+import copy
 
-from kvq_cli.compose import ServeOptions, check_graphs
-from kvq_cli.config import ConfigError, geometry
+import pytest
+import tiny_models
+from graph_captures import capture_here, replayed
+from tiny_families import tiny
+from tiny_models import generate, greedy, random_prompt, run, tokens_of
+
+from kvq_cli.config import geometry
 from kvq_cli.sizing import Limits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,7 +23,21 @@ def model(request):
     return tiny(request.param)
 
 
-def test_memory_is_what_the_plan_prices(model):
+@pytest.fixture(params=[0, 2, 8], ids=["eager", "2 replayed", "all replayed"])
+def make_engine(request):
+    """Engines that replay steps of decodes, without a GPU; what they do must not show."""
+    replayed.clear()
+
+    def made(model, **options):
+        engine = tiny_models.make_engine(model, cuda_graph_max_bs=request.param, **options)
+        engine.runner._capture = lambda: capture_here
+        return engine
+
+    yield made
+    assert bool(replayed) <= bool(request.param)
+
+
+def test_memory_is_what_the_plan_prices(model, make_engine):
     shape = geometry(model.config.to_dict())
     engine = make_engine(model, max_running_requests=3, state_snapshots=5)
     limits = Limits(256, 4, 3, 16, value_bytes=4, state_snapshots=5)
@@ -31,7 +47,7 @@ def test_memory_is_what_the_plan_prices(model):
     assert states.nbytes == sum(priced) > 0
 
 
-def test_more_requests_than_states_take_turns(model):
+def test_more_requests_than_states_take_turns(model, make_engine):
     prompts = {f"r{n}": random_prompt(9 + n, n) for n in range(7)}
     want = {name: generate(model, prompt, NEW_TOKENS) for name, prompt in prompts.items()}
     engine = make_engine(model, max_running_requests=2)
@@ -40,7 +56,7 @@ def test_more_requests_than_states_take_turns(model):
         assert {name: tokens_of(deltas) for name, deltas in got.items()} == want
 
 
-def test_a_cancelled_requests_state_is_another_ones_later(model):
+def test_a_cancelled_requests_state_is_another_ones_later(model, make_engine):
     engine = make_engine(model, max_running_requests=1)
     engine.add("gone", random_prompt(20), greedy(40))
     for _ in range(5):
@@ -52,7 +68,7 @@ def test_a_cancelled_requests_state_is_another_ones_later(model):
 
 
 @pytest.mark.parametrize("running", [4, 8])
-def test_choices_go_on_from_copies_of_their_prompts_state(model, running):
+def test_choices_go_on_from_copies_of_their_prompts_state(model, make_engine, running):
     prompt, names = random_prompt(30), ["a", "b", "c"]
     engine = make_engine(model, max_running_requests=running)
     engine.add("a", prompt, greedy(NEW_TOKENS), names[1:])
@@ -71,7 +87,7 @@ def test_choices_go_on_from_copies_of_their_prompts_state(model, running):
     assert want[: len(found["a"])] == found["a"] != want
 
 
-def test_choices_take_over_the_place_of_a_first_that_left_with_its_prompt(model):
+def test_choices_take_over_the_place_of_a_first_that_left_with_its_prompt(model, make_engine):
     prompt, late = random_prompt(30), random_prompt(25)
     engine = make_engine(model, max_running_requests=3, max_prefill_tokens=64)
     engine.add("a", prompt, greedy(NEW_TOKENS), ["b", "c"])
@@ -92,7 +108,7 @@ def test_choices_take_over_the_place_of_a_first_that_left_with_its_prompt(model)
 @pytest.mark.parametrize("at", [1, 4, 9])
 @pytest.mark.parametrize("layer", [0, 3])
 def test_a_step_that_failed_half_way_is_computed_again_from_the_same_states(
-    model, at, layer, monkeypatch
+    model, make_engine, at, layer, monkeypatch
 ):
     prompts = {f"r{n}": random_prompt(20 + n, n) for n in range(3)}
     want = {name: generate(model, prompt, NEW_TOKENS) for name, prompt in prompts.items()}
@@ -119,7 +135,83 @@ def test_a_step_that_failed_half_way_is_computed_again_from_the_same_states(
     assert {name: tokens_of(deltas) for name, deltas in got.items()} == want
 
 
-def test_cuda_graphs_of_a_model_with_states_are_refused(model):
-    options = ServeOptions("m", cuda_graph_max_bs=4)
-    with pytest.raises(ConfigError, match="linear-attention layers, whose states a graph does not"):
-        check_graphs(options, torch.device("cuda"), geometry(model.config.to_dict()))
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_a_step_that_fails_as_it_is_replayed_is_computed_again(model, rows, monkeypatch):
+    """What the others' graphs made of their states counts, though graphs are made anew."""
+    replayed.clear()
+    prompts = {f"r{n}": random_prompt(20 + n, n) for n in range(3)}
+    want = {name: generate(model, prompt, NEW_TOKENS) for name, prompt in prompts.items()}
+    engine = tiny_models.make_engine(model, max_prefill_tokens=96, cuda_graph_max_bs=rows)
+    engine.runner._capture = lambda: capture_here
+    forward, decoded, failed, again = engine.runner.forward, [], [], []
+
+    def failing(step):
+        before = len(replayed)
+        logits = forward(step)
+        if failed == [3] and [request.request_id for request in step.decodes] == ["r0"]:
+            again.append(len(replayed) - before)
+        decoded.extend([step] * (not step.extends))
+        culprit = "r1" in {request.request_id for request in step.decodes}
+        if len(decoded) >= 5 and culprit and len(failed) < 2:
+            failed.append(len(step.decodes))
+            raise RuntimeError("no more memory")
+        return logits
+
+    monkeypatch.setattr(engine.runner, "forward", failing)
+    got = run(engine, {name: (p, greedy(NEW_TOKENS)) for name, p in prompts.items()})
+    assert failed == [3, 1] and again == [1], "what failed is no reason not to replay"
+    assert tokens_of(got["r0"]) == want["r0"] and tokens_of(got["r2"]) == want["r2"]
+    assert got["r1"][-1].finish_reason == "error"
+
+
+@pytest.mark.parametrize("broken", ["r0", "r1", "r2"])
+def test_a_request_whose_logits_are_no_numbers_leaves_the_others_states(model, broken, monkeypatch):
+    """Any row of a replayed step: those before and behind it count."""
+    prompts = {f"r{n}": random_prompt(20 + n, n) for n in range(3)}
+    engine = tiny_models.make_engine(model, max_prefill_tokens=96, cuda_graph_max_bs=4)
+    engine.runner._capture = lambda: capture_here
+    forward, steps = engine.runner.forward, []
+
+    def breaking(step):
+        logits = forward(step).clone()
+        names = [request.request_id for request in step.decodes]
+        steps.extend([names] * (len(names) == 3))
+        if len(steps) == 4 and broken in names:
+            logits[names.index(broken)] = float("nan")
+        return logits
+
+    monkeypatch.setattr(engine.runner, "forward", breaking)
+    got = run(engine, {name: (p, greedy(NEW_TOKENS)) for name, p in prompts.items()})
+    for name, prompt in prompts.items():
+        if name == broken:
+            assert "not finite" in got[name][-1].error
+        else:
+            assert tokens_of(got[name]) == generate(model, prompt, NEW_TOKENS)
+
+
+@pytest.mark.gpu
+def test_a_gpu_replays_decodes_and_their_states(model):
+    there = copy.deepcopy(model).to("cuda")
+    work = {f"r{n}": (random_prompt(20 + n, n), greedy(NEW_TOKENS + n)) for n in range(5)}
+    options = {"page_tokens": 16, "max_prefill_tokens": 128}
+    eager = run(tiny_models.make_engine(there, **options), work)
+    for rows in (2, 8):
+        engine = tiny_models.make_engine(there, cuda_graph_max_bs=rows, **options)
+        assert run(engine, work) == eager
+        assert engine.runner._graphs is not None
+
+
+def test_memory_of_graphs_is_free_again_when_they_are_gone(model):
+    engine = tiny_models.make_engine(model, cuda_graph_max_bs=4, num_pages=128)
+    engine.runner._capture = lambda: capture_here
+    states = engine.runner.states
+    assert engine.runner.prepare() == (3, 0)
+    inputs, matrices = states._replayed
+    assert inputs.shape[1] == matrices.shape[1] == 4, "what the workspace counts"
+    run(engine, {"a": (random_prompt(9), greedy(4))})
+    engine.rebuild(num_tokens=256)
+    assert states._replayed is None
+    assert tokens_of(run(engine, {"a": (random_prompt(9), greedy(4))})["a"]) == generate(
+        model, random_prompt(9), 4
+    )
+    assert states._replayed is not None

@@ -118,6 +118,7 @@ class Computing:
         count = len(step.decodes)
         return (
             not step.extends
+            and self.runner.states is None  # what is begun anew would see them twice
             and not self._scheduler.waiting
             and len(self._scheduler.running) == count <= self.runner.graph_rows
             and not any(request.params.looks_back for request in step.decodes)

@@ -23,9 +23,10 @@ from kvq_pools import PoolPlan, SequencePages, pages_for_tokens
 
 NO_PAGE = NO_SLOT = -1
 FEW, APART = (1, 2, 4), 8  # rows of the smallest graphs, and between those of larger ones
-# Lines of the block of host memory, a column a row of the graph: these, and for each tier a slot,
-# and of its newest pages the columns of the page table and the pages.
-TOKEN, POSITION, LENGTH, TIERS = range(4)
+# Lines of the block of host memory, a column a row of the graph: these (of a linear-attention model
+# also where a request's state is), and for each tier a slot, and of its newest pages the columns of
+# the page table and the pages.
+TOKEN, POSITION, LENGTH, STATE, TIERS = range(5)
 # A decode fills a page or begins one, and a page that is full may become another's that holds the
 # same: the last two of a table are all that one token changes.
 NEWEST = 2
@@ -72,6 +73,7 @@ class Static:
     block : int64 [lines, rows], what the host gives
     tokens, positions : int64 [1, rows], of the block
     last : int64 [rows], all rows: each has a next token
+    states : int64 [rows], of the block: slots of a `StatePool`; nobody's is the first
     batch : the requests; its tables have as many columns as the longest request needs
     """
 
@@ -79,6 +81,7 @@ class Static:
     tokens: torch.Tensor
     positions: torch.Tensor
     last: torch.Tensor
+    states: torch.Tensor
     batch: Batch
 
     @classmethod
@@ -107,6 +110,7 @@ class Static:
             block[TOKEN : TOKEN + 1],
             block[POSITION : POSITION + 1],
             torch.arange(rows, device=device),
+            block[STATE],
             Batch(offsets, lengths, tables, plan.page_tokens, usual_requests=usual_requests),
         )
 
@@ -162,7 +166,12 @@ class _Graph:
         # Of each row whose pages the tables hold, and how many of them cannot change any more.
         self._held: list[tuple[SequencePages | None, int]] = [(None, 0)] * rows
 
-    def compute(self, requests: Sequence[Request], tokens: torch.Tensor | None) -> torch.Tensor:
+    def compute(
+        self,
+        requests: Sequence[Request],
+        tokens: torch.Tensor | None,
+        states: Sequence[int] | None,
+    ) -> torch.Tensor:
         """Logits [R, vocabulary] of the newest tokens; they last until the next call."""
         used, computed = len(requests), np.asarray([r.num_computed for r in requests])
         self._hosts.reverse()
@@ -173,6 +182,8 @@ class _Graph:
             block[TOKEN, :used] = [r.tokens[r.num_computed] for r in requests]
         block[POSITION, :used] = computed + (tokens is not None)
         block[LENGTH, :used] = block[POSITION, :used] + 1
+        if states is not None:
+            block[STATE, :used] = states
         sequences = [r.pages for r in requests if r.pages is not None]
         self._put_pages(sequences, computed // self._page_tokens, block[:, :used])
         self.static.block.copy_(self._hosts[0], non_blocking=True)
@@ -249,14 +260,18 @@ class DecodeGraphs:
         return len(self._sizes)
 
     def compute(
-        self, requests: Sequence[Request], tokens: torch.Tensor | None = None
+        self,
+        requests: Sequence[Request],
+        tokens: torch.Tensor | None = None,
+        states: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Logits [R, vocabulary] of each request's newest token, 1 … `most` of them.
 
         `tokens` int64 [R]: the newest ones, which the requests do not have yet, on the device.
+        `states`: slots of the requests' states, where they have any.
         """
         rows = self._sizes[bisect_left(self._sizes, len(requests))]
-        return self._graph(rows).compute(requests, tokens)
+        return self._graph(rows).compute(requests, tokens, states)
 
     def _graph(self, rows: int) -> _Graph:
         if rows not in self._graphs:

@@ -14,7 +14,7 @@ from kvq_attention.batch import Request as AttentionRequest
 from kvq_attention.routes import DENSE, Route
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
-from kvq_cli.engine.graphs import Capture, DecodeGraphs, OnGpu
+from kvq_cli.engine.graphs import Capture, DecodeGraphs, OnGpu, Static
 from kvq_cli.engine.prompt_graphs import PromptGraphs
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
@@ -52,7 +52,7 @@ class ModelRunner:
         capture: Callable[[], Capture] = OnGpu,
         states: StatePool | None = None,
     ) -> None:
-        """`states`: of linear-attention layers, with which nothing is replayed; None = none.
+        """`states`: of linear-attention layers, with which no prompt is replayed; None = none.
 
         `usual_requests`: that run at once, see `Batch.usual_requests`; None = nobody knows.
         """
@@ -85,7 +85,9 @@ class ModelRunner:
         Of every computed token, [T, vocabulary], on demand. They last until the next call.
         """
         if not step.extends and len(step.decodes) <= self._graph_rows:
-            return self._decode_graphs().compute(step.decodes)
+            slots = self.states.begin_replayed(step.decodes) if self.states is not None else None
+            if self.states is None or slots is not None:
+                return self._decode_graphs().compute(step.decodes, states=slots)
         if self._replays(step) and not every_token:
             [(request, count)] = step.extends
             return self._prompt_graphs().compute(request, count, self.extend_route)
@@ -188,8 +190,10 @@ class ModelRunner:
 
     def _decode_graphs(self) -> DecodeGraphs:
         if self._graphs is None:
+            if self.states is not None:
+                self.states.reserve_replayed(self._graph_rows)
             self._graphs = DecodeGraphs(
-                lambda s: self._call(s.tokens, s.positions, s.last, s.batch, None),
+                self._run_static,
                 self.pool.plan,
                 most=self._graph_rows,
                 max_tokens=self.max_tokens,
@@ -198,6 +202,11 @@ class ModelRunner:
                 capture=self._capturing(),
             )
         return self._graphs
+
+    def _run_static(self, static: Static) -> torch.Tensor:
+        states = () if self.states is None else (self.states.static_part(static.states),)
+        given = static.tokens, static.positions, static.last, static.batch, None
+        return self._call(*given, states)
 
     @torch.inference_mode()
     def prepare(self) -> tuple[int, int]:
@@ -208,6 +217,8 @@ class ModelRunner:
     def forget_graphs(self) -> None:
         """Before the cache changes, whose addresses graphs hold: they are made anew when needed."""
         self._graphs = self._prompts = self._captured = None
+        if self.states is not None:
+            self.states.forget_replayed()
 
     def recover(self) -> None:
         """After a forward that failed: free what it had; raises when the device is broken."""

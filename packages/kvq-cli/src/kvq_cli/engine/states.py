@@ -16,7 +16,7 @@ import torch
 
 from kvq_cli.config import State
 from kvq_cli.engine.request import Request
-from kvq_cli.models.linear import Part
+from kvq_cli.models.linear import Part, StaticPart
 from kvq_pools import SequencePages
 
 Work = Sequence[tuple[Request, int]]
@@ -41,9 +41,12 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What a step made of the states of a part, and how far its requests are when it counts."""
+    """What a step made of the states of a part, and how far its requests are when it counts.
 
-    part: Part
+    part : None = a graph made it, see `StatePool.static_part`
+    """
+
+    part: Part | None
     requests: tuple[Request, ...]
     ends: tuple[int, ...]
 
@@ -76,6 +79,8 @@ class StatePool:
         self._places: dict[Request, _Place] = {}
         self._free = list(range(num_requests))
         self._made: list[_Made] = []
+        # What graphs make, of which one runs at a time: inputs and matrices [layers, rows, …]
+        self._replayed: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -90,8 +95,7 @@ class StatePool:
     def begin(self, decodes: Work, extends: Work) -> list[Part]:
         """The states from which a step's requests go on: all decodes together, then each extend."""
         work = [request for request, _ in (*decodes, *extends)]
-        # what a failed step made of them, which are computed once more
-        self._made = [made for made in self._made if not {*work} & {*made.requests}]
+        self._forget(work)
         self._place(work)
         groups = [decodes] if decodes else []
         groups += [[extend] for extend in extends]
@@ -112,6 +116,54 @@ class StatePool:
             parts.append(part)
             offset += count
         return parts
+
+    def reserve_replayed(self, most: int) -> None:
+        """Memory for what graphs of up to `most` decodes make, as long as they are there."""
+        if self._replayed is not None:
+            return
+        inputs, matrices = (
+            buffer.new_empty(buffer.shape[0], most, *buffer.shape[2:])
+            for buffer in (self.inputs, self.matrices)
+        )
+        self._replayed = inputs, matrices
+
+    def static_part(self, slots: torch.Tensor) -> StaticPart:
+        """The states in `slots` int64 [n] for a graph to go on from.
+
+        What it makes of them counts for the requests of `begin_replayed`, in their order.
+        """
+        assert self._replayed is not None
+        rows, copies = slice(0, len(slots)), partial(self._copies, slots)
+        inputs, matrices = self._replayed
+        return StaticPart(
+            rows, copies, together=True, index=self._index, inputs=inputs, matrices=matrices
+        )
+
+    def begin_replayed(self, decodes: Sequence[Request]) -> list[int] | None:
+        """The slots of the states from which decodes go on that a graph computes.
+
+        None: what a graph has made of others does not count yet, and would be lost.
+        """
+        self._forget(decodes)
+        if self._awaits_replayed:
+            return None
+        self._place(decodes)
+        ends = tuple(request.num_computed + 1 for request in decodes)
+        self._made.append(_Made(None, tuple(decodes), ends))
+        return [self._places[request].slot for request in decodes]
+
+    def forget_replayed(self) -> None:
+        """Free the memory of graphs that are gone, where nothing in it is still to count."""
+        if not self._awaits_replayed:
+            self._replayed = None
+
+    @property
+    def _awaits_replayed(self) -> bool:
+        return any(made.part is None for made in self._made)
+
+    def _forget(self, work: Sequence[Request]) -> None:
+        """What a failed step made of the states of requests that are computed once more."""
+        self._made = [made for made in self._made if not {*work} & {*made.requests}]
 
     def _slots(self, places: Sequence[_Place]) -> torch.Tensor:
         return torch.tensor([place.slot for place in places], device=self.matrices.device)
@@ -145,10 +197,16 @@ class StatePool:
     def _keep(self, made: _Made, rows: list[int]) -> None:
         places = [self._places[made.requests[row]] for row in rows]
         slots = self._slots(places)
-        for layer, (inputs, matrices) in made.part.made.items():
-            index = self._index[layer]
-            self.inputs[index, slots] = inputs[rows]
-            self.matrices[index, slots] = matrices[rows]
+        if made.part is None:
+            assert self._replayed is not None
+            whole = rows == [*range(len(rows))]
+            for buffer, replayed in zip((self.inputs, self.matrices), self._replayed, strict=True):
+                buffer[:, slots] = replayed[:, : len(rows)] if whole else replayed[:, rows]
+        else:
+            for layer, (inputs, matrices) in made.part.made.items():
+                index = self._index[layer]
+                self.inputs[index, slots] = inputs[rows]
+                self.matrices[index, slots] = matrices[rows]
         for place, row in zip(places, rows, strict=True):
             place.num_computed = made.ends[row]
 

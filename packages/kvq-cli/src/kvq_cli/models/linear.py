@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,6 +71,29 @@ class Part:
         """The last thing that a module says."""
         assert self._conv is not None
         self.made[layer] = self._conv, matrix
+        return matrix
+
+
+@dataclass(slots=True)
+class StaticPart(Part):
+    """A part that a graph computes: what it makes goes to where it stays.
+
+    Attributes
+    ----------
+    index : layer → its place in `inputs` and `matrices`
+    inputs, matrices : [layers, n or more, …], written in place
+    """
+
+    index: Mapping[int, int] = field(default_factory=dict)
+    inputs: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    matrices: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def update_recurrent_state(self, matrix: torch.Tensor, layer: int, **_: Any) -> torch.Tensor:
+        """The last thing that a module says."""
+        assert self._conv is not None
+        for stays, new in ((self.inputs, self._conv), (self.matrices, matrix)):
+            stays[self.index[layer], : len(new)].copy_(new)
+        self._conv = self._matrix = None
         return matrix
 
 
