@@ -270,3 +270,11 @@ def test_the_page_shows_every_row() -> None:
     assert "| 64, 128, 256 | 16, 32, 64, 128 | cuda | ≤ 16 | bfloat16 beside bf16 |" in line
     (line,) = (line for line in page if line.startswith("| triton | decode | sinks |"))
     assert "| 64, 80, 96, 112, 128, 192, 256 | 16, 32, 64, 128 | cuda, cpu | any | any |" in line
+
+
+def test_the_features_of_a_need_may_be_any_collection() -> None:
+    needs = [
+        Need("decode", "q8_0", "q8_0", 64, 64, 16, "cpu", given)  # type: ignore[arg-type]
+        for given in ({"window"}, ["window"], frozenset({"window"}))
+    ]
+    assert len(set(needs)) == 1 and support.pick("auto", needs[:1]) == "reference"

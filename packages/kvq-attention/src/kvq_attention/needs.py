@@ -35,6 +35,9 @@ class Need:
     group: int = 1
     query_dtype: torch.dtype | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", frozenset(self.features))  # any collection will do
+
     @property
     def all_features(self) -> list[str]:
         """The features given and those that the codecs and sizes imply; "plain" is the first."""

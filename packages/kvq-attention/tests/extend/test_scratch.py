@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from kvq_attention import AttentionError, launches
+from kvq_attention.scoring import Scoring
 from kvq_attention.triton.extending import routes, scratch, step, within
+from kvq_attention.triton.extending.step import Step
+from kvq_attention.triton.side import Side
 
 from ..decode.cases import PACKED, ieee, poison_new_tensors, rows_of, scoring_of, with_table
 from ..decode.places import INTERPRETED, TRITONS, Place, each_codec, each_place
@@ -96,6 +99,28 @@ def test_a_smaller_scratch_takes_heads_and_parts_in_turn(
             assert torch.equal(extend(place, scene, sinks=sinks, scratch_bytes=bound), whole)
             assert plans[-1].nbytes <= bound
     assert [(each.heads, each.parts) for each in plans] == [(2, 1), (1, 1), (1, 3)]
+
+
+@pytest.mark.parametrize("codecs", [("q8_0", "q4_0"), ("bf16", "q8_0"), ("q8_0", "fp16")])
+@each_place([INTERPRETED])
+def test_the_last_heads_of_a_scratch_may_be_fewer(codecs: tuple[str, str], place: Place) -> None:
+    """Three heads, of which two are decoded at a time, and then one, in the same memory."""
+    shape = {"heads": 6, "kv_heads": 3, "dim": 64, "v_dim": 128, "lengths": LENGTHS[1:]}
+    scene = built(place, *codecs, **shape, queries=QUERIES[1:])
+    whole = extend(place, scene)
+    check_output(scene, whole)
+    step_of = Step.of(
+        *(scene.q, *scene.fresh()),
+        tuple(Side.of(cache, scene.q.dtype) for cache in scene.caches),
+        scene.batch(),
+        TIER,
+        Scoring(scene.scale),
+    )
+    k, v = routes.packed(codecs)
+    dims = tuple(dim for dim, is_packed in ((64, k), (128, v)) if is_packed)
+    tiles = -(-step_of.visible // step_of.shape.tokens)
+    head_bytes = 2 * tiles * scratch.tile_bytes(dims, step_of.shape.tokens)
+    assert torch.equal(extend(place, scene, scratch_bytes=2 * head_bytes), whole)
 
 
 @each_place([INTERPRETED])

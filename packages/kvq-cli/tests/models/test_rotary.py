@@ -76,20 +76,24 @@ def test_frequencies_of_some_layers_alone_are_settled_too():
     assert set(module.rope_type.values()) == {"default"}
 
 
+def test_a_dynamic_models_steps_do_not_ask_the_host_which_frequencies_to_take():
+    """No graph could be captured of one that does; no request is long enough for others."""
+    scaling = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = tiny("llama", max_position_embeddings=LONG, rope_parameters=scaling)
+    want = {n: generate(model, random_prompt(n), NEW_TOKENS) for n in (9, 100)}
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    engine = make_engine(model, max_prefill_tokens=7)
+    assert model.model.rotary_emb.rope_type == "default"
+    assert model.model.rotary_emb.inv_freq.equal(frequencies)
+    got = run(engine, {str(n): (random_prompt(n), greedy(NEW_TOKENS)) for n in want})
+    assert {int(n): tokens_of(deltas) for n, deltas in got.items()} == want
+
+
 def test_frequencies_that_never_change_stay():
     model = tiny("llama")
     before = model.model.rotary_emb.inv_freq.clone()
     rotary.settle(model, 1024)
     assert model.model.rotary_emb.inv_freq.equal(before)
-
-
-def test_dynamic_frequencies_do_not_change_within_the_models_positions():
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny("llama", max_position_embeddings=64, rope_parameters=rope)
-    want = {n: generate(model, random_prompt(n), NEW_TOKENS) for n in (5, 56)}
-    engine = make_engine(model, max_prefill_tokens=7)
-    got = run(engine, {str(n): (random_prompt(n), greedy(NEW_TOKENS)) for n in want})
-    assert {int(n): tokens_of(deltas) for n, deltas in got.items()} == want
 
 
 @pytest.mark.parametrize(

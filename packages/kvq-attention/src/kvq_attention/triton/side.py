@@ -47,13 +47,17 @@ class Side:
 
     @classmethod
     def of(cls, cache: Encoded, query_dtype: torch.dtype) -> Side:
-        """The side that a cache is, for queries of a dtype; made once for as long as it lives."""
+        """The side that a cache is, for queries of a dtype; made once where its planes stay."""
+        where = tuple((plane.data_ptr(), plane.stride()) for plane in cache.planes.values())
         made = _SIDES.get(cache)
         if made is None:
             made = _SIDES[cache] = {}
-        side = made.get(query_dtype)
-        if side is None:
-            side = made[query_dtype] = cls._made(cache, query_dtype)
+        known = made.get(query_dtype)
+        if known is not None and known[0] == where:
+            return known[1]
+        side = cls._made(cache, query_dtype)
+        if all(type(tensor) is torch.Tensor for tensor in side.tensors):  # what a trace sees is not
+            made[query_dtype] = where, side
         return side
 
     @classmethod
@@ -110,8 +114,8 @@ class Side:
         }
 
 
-# What is made of a cache does not change, as its planes do not; each call of an op needs it.
-_SIDES: WeakKeyDictionary[Encoded, dict[torch.dtype, Side]] = WeakKeyDictionary()
+# Each call of an op needs the side of a cache: where its planes were when it was made, and it.
+_SIDES: WeakKeyDictionary[Encoded, dict[torch.dtype, tuple[object, Side]]] = WeakKeyDictionary()
 
 
 def product_dtype(stored: torch.dtype, query: torch.dtype) -> Any:
