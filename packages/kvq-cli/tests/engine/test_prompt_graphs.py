@@ -1,5 +1,7 @@
 """Prompts' chunks over tensors that stay: on a GPU from graphs, here by the same calls."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from graph_captures import capture_here, replayed
@@ -41,12 +43,15 @@ def test_there_are_few_sizes_and_little_is_padded():
     assert prompt_graphs.sizes(20) == (16, 20)
     assert prompt_graphs.sizes(200) == (16, 32, 64, 128, 192, 200)
     assert prompt_graphs.sizes(512) == (16, 32, *range(64, 513, 64))
+    assert prompt_graphs.sizes(1100)[10:] == (640, 768, 896, 1024, 1100)
+    found = prompt_graphs.sizes(8192)
+    assert len(found) < 30 and all(b <= 1.25 * a for a, b in pairwise(found[9:]))
 
 
 def test_a_page_table_reaches_as_far_as_some_multiple_of_what_is_seen():
     assert prompt_graphs.reaches(100) == (100,)
     assert prompt_graphs.reaches(8192) == (8192,)
-    assert prompt_graphs.reaches(100_000) == (8192, 32768, 100_000)
+    assert prompt_graphs.reaches(100_000) == (8192, 65536, 100_000)
 
 
 @pytest.mark.parametrize(("device", "backends"), PLACES)
@@ -163,6 +168,7 @@ def test_what_dense_kernels_would_take_is_not_replayed(monkeypatch):
     assert not engine.runner.replays_prompt(16, 0)
     engine.runner.extend_route = Route(LOOP)
     assert engine.runner.replays_prompt(16, 1 << 20)
+    assert not engine.runner.replays_prompt(15, 0), "padded, it might take rows that it has not"
 
 
 def test_the_kernels_of_large_products_read_the_host():
@@ -186,6 +192,38 @@ def test_a_chunk_that_fails_fails_its_request_alone():
     assert deltas[-1].finish_reason == "error" and "a kernel" in deltas[-1].error
     assert not made(engine), "graphs are made anew"
     assert run(engine, {"b": (random_prompt(10), greedy(3))})["b"][-1].finish_reason == "length"
+
+
+def test_a_chunk_whose_graph_cannot_be_made_is_computed_without(caplog, monkeypatch):
+    """Again and again, and no other graph is lost."""
+    monkeypatch.setattr(prompt_graphs, "NEAREST", 32)
+    model, tried = llama(head_dim=64), []
+    work = [(random_prompt(60, n), greedy(3)) for n in range(3)]
+    engine = engine_over(model, 8, page_tokens=4, max_prefill_tokens=8, cuda_graph_max_bs=2)
+
+    def failing(run):
+        made = capture_here(run)
+        if len(tried) >= 2:
+            raise RuntimeError("out of memory in a capture")
+        tried.append(made)
+        return made
+
+    engine.runner._capture = lambda: failing
+    run(engine, {"first": (random_prompt(8), greedy(2))})
+    assert len(tried) == 2, "a graph of a chunk and one of a decode"
+    graphs = engine.runner._prompts, engine.runner._graphs
+    for n, each in enumerate(work):
+        got = tokens_of(run(engine, {f"{n}": each})[f"{n}"])
+        assert got == tokens_of(run(engine_without(model), {"x": each})["x"])
+    assert graphs == (engine.runner._prompts, engine.runner._graphs)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and said[0].startswith("no graph of 8 tokens in ")
+    assert said[0].endswith("RuntimeError: out of memory in a capture")
+
+
+def engine_without(model):
+    """One that replays nothing."""
+    return make_engine(model, page_tokens=4, max_prefill_tokens=8)
 
 
 @pytest.mark.parametrize(

@@ -275,8 +275,8 @@ GraphTokens = Annotated[
         "--cuda-graph-max-prefill-tokens",
         metavar="N",
         help="Replay steps of one prompt's chunk of up to so many tokens, and no decodes, from "
-        "CUDA graphs, whose memory the size of the cache allows for: short prompts behind long "
-        "cached ones then do not wait for a host's launches. 0: none.",
+        "CUDA graphs, made at the start, whose memory the size of the cache allows for. "
+        "--max-prefill-tokens at most; not with --prefill-reads packed. 0: none.",
         rich_help_panel=LIMITS,
     ),
 ]

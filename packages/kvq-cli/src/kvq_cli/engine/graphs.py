@@ -58,9 +58,12 @@ class OnGpu:
             for _ in range(2):  # compiles kernels, and makes what libraries make once
                 run()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            out = run()
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._memory):
+                out = run()
+        finally:  # torch leaves its own stream behind where the end of a capture fails
+            torch.cuda.set_stream(here)
         return graph.replay, out
 
 

@@ -9,34 +9,43 @@ into, and how many launches look for a part of it, follows from that.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvq_attention import Batch, Table
+from kvq_attention import Batch, Table, UnsupportedError
 from kvq_attention.routes import Route
 from kvq_cli.engine.graphs import NO_PAGE, NO_SLOT, Capture
 from kvq_cli.engine.request import Request
 from kvq_pools import PoolPlan, pages_for_tokens
 
-FEW, APART = (16, 32), 64  # tokens of the smallest graphs, and between those of larger ones
-NEAREST, FARTHER = 8192, 4  # tokens of the shortest reach, and by how much the next one is longer
+logger = logging.getLogger(__name__)
+
+# Tokens of the smallest graphs, and between larger ones; from 512 on a quarter at most
+FEW, APART = (16, 32), 64
+NEAREST, FARTHER = 8192, 8  # tokens of the shortest reach, and by how much the next one is longer
 
 Run = Callable[["Chunk"], torch.Tensor]
 
 
 def sizes(most: int) -> tuple[int, ...]:
-    """Numbers of tokens for chunks of up to `most`: 16, 32, then multiples of 64."""
-    return tuple(sorted({*(n for n in FEW if n < most), *range(APART, most, APART), most}))
+    """Numbers of tokens for chunks of up to `most`: 16, 32, 64, 128, … 512, 640, … `most`."""
+    found, size = [n for n in FEW if n < most], APART
+    while size < most:
+        found.append(size)
+        size += max(APART, 1 << (size.bit_length() - 3))
+    return (*found, most)
 
 
 def reaches(max_tokens: int) -> tuple[int, ...]:
-    """Tokens of the longest request of each graph: 8,192, four times as many, … `max_tokens`."""
+    """Tokens of the longest request of each graph: 8,192, eight times as many, … `max_tokens`."""
     found, reach = [], NEAREST
     while reach < max_tokens:
         found.append(reach)
@@ -153,7 +162,7 @@ class _Graph:
 
 
 class PromptGraphs:
-    """Graphs for chunks of up to `most` tokens; made when first needed, or some by `prepare`."""
+    """Graphs for chunks of up to `most` tokens; made when first needed, or all by `prepare`."""
 
     def __init__(
         self,
@@ -173,31 +182,37 @@ class PromptGraphs:
         self._run, self._plan, self._capture = run, plan, capture
         self._sizes, self._reaches = sizes(min(most, max_tokens)), reaches(max_tokens)
         self._usual_requests, self._device = usual_requests, device
-        self._graphs: dict[tuple[int, int, Route | None], _Graph] = {}
-
-    @property
-    def most(self) -> int:
-        """Tokens of the largest chunk."""
-        return self._sizes[-1]
+        self._graphs: dict[tuple[int, int, Route | None], _Graph | None] = {}
 
     def prepare(self) -> int:
-        """Make those of the shortest reach, the largest first; how many."""
-        for size in reversed(self._sizes):
-            self._graph(size, self._reaches[0], None)
-        return len(self._sizes)
+        """Make all of them, the largest first, into whose memory the others fit; how many."""
+        for reach, size in product(reversed(self._reaches), reversed(self._sizes)):
+            self._graphs[size, reach, None] = self._made(size, reach)
+        return len(self._graphs)
 
-    def compute(self, request: Request, count: int, route: Route | None = None) -> torch.Tensor:
+    def compute(
+        self, request: Request, count: int, route: Route | None = None
+    ) -> torch.Tensor | None:
         """Logits [1, vocabulary] of the last of the next `count` tokens, 1 … `most`.
 
-        They last until the next call. `route`: by which all graphs of it read their past.
+        They last until the next call. None: no graph can be made. `route`: by which all graphs of
+        it read their past; what it raises where that refuses is raised.
         """
         size = self._sizes[bisect_left(self._sizes, count)]
         reach = self._reaches[bisect_left(self._reaches, request.num_computed + count)]
-        return self._graph(size, reach, route).compute(request, count)
-
-    def _graph(self, size: int, reach: int, route: Route | None) -> _Graph:
         key = size, reach, route
         if key not in self._graphs:
-            chunk = Chunk.of(size, reach, self._plan, self._usual_requests, self._device)
-            self._graphs[key] = _Graph(self._run, self._capture, chunk)
-        return self._graphs[key]
+            try:
+                self._graphs[key] = self._made(size, reach)
+            except UnsupportedError:
+                raise
+            except Exception as error:  # a model and its kernels may raise anything
+                self._graphs[key] = None  # requests are served on
+                told = size, reach, type(error).__name__, error
+                logger.warning("no graph of %d tokens in %d could be made: %s: %s", *told)
+        graph = self._graphs[key]
+        return None if graph is None else graph.compute(request, count)
+
+    def _made(self, size: int, reach: int) -> _Graph:
+        chunk = Chunk.of(size, reach, self._plan, self._usual_requests, self._device)
+        return _Graph(self._run, self._capture, chunk)

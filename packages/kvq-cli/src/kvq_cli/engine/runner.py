@@ -15,7 +15,7 @@ from kvq_attention.routes import DENSE, Route
 from kvq_attention.support import Choice
 from kvq_cli.config import ModelGeometry
 from kvq_cli.engine.graphs import Capture, DecodeGraphs, OnGpu, Static
-from kvq_cli.engine.prompt_graphs import PromptGraphs
+from kvq_cli.engine.prompt_graphs import PromptGraphs, sizes
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.scheduler import Schedule
 from kvq_cli.engine.states import StatePool
@@ -90,7 +90,9 @@ class ModelRunner:
                 return self._decode_graphs().compute(step.decodes, states=slots)
         if self._replays(step) and not every_token:
             [(request, count)] = step.extends
-            return self._prompt_graphs().compute(request, count, self.extend_route)
+            logits = self._prompt_graphs().compute(request, count, self.extend_route)
+            if logits is not None:
+                return logits
         decodes = [(request, 1) for request in step.decodes]
         work = step.work
         tokens = [t for request, count in work for t in request.step_tokens(count)]
@@ -158,8 +160,9 @@ class ModelRunner:
         """Whether a step of a prompt's chunk behind so many tokens is replayed from a graph."""
         if count > self._graph_tokens:
             return False
-        if self.extend_route is not None:
-            return self.extend_route.name != DENSE
+        if self.extend_route is not None:  # which padding must not make take more rows
+            whole = count in sizes(min(self._graph_tokens, self.max_tokens))
+            return whole and self.extend_route.name != DENSE
         shape = self.geometry
         return not ops.extend_reads_host(
             self.backends.extend,

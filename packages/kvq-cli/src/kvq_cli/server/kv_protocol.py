@@ -211,7 +211,10 @@ class Status(BaseModel):
     attention_check: AttentionChecked | None
     extend_routes: Annotated[
         dict[str, int],
-        Field(description="launches of extend since the start, by how cached tokens are read"),
+        Field(
+            description="launches of extend since the start, by how cached tokens are read; those "
+            "in a CUDA graph count as it is made, not as it is replayed"
+        ),
     ]
     weights: Annotated[str, Field(description="their type and where they are")]
     prefill_reads: Annotated[
