@@ -2,22 +2,14 @@
 
 import pytest
 import torch
-from graph_captures import capture_here, replayed
+from graph_captures import PLACES, REFERENCE, TRITON, capture_here, replayed
 from tiny_models import gemma, greedy, llama, make_engine, random_prompt, run
 
 from kvq_attention import ops
-from kvq_attention.support import Choice
 from kvq_cli.compose import ServeOptions, build_engine
 from kvq_cli.config import ConfigError
 from kvq_cli.engine import graphs
 from kvq_cli.engine.params import SamplingParams
-
-REFERENCE = Choice("reference", "reference", "reference")
-TRITON = Choice("triton", "triton", "triton")
-PLACES = [
-    pytest.param("cpu", REFERENCE, id="cpu"),
-    pytest.param("cuda", TRITON, marks=pytest.mark.gpu, id="cuda"),
-]
 
 
 def engine_over(model, rows, backends=REFERENCE, **options):

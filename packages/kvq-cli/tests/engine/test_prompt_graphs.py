@@ -4,23 +4,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from graph_captures import capture_here, replayed
+from graph_captures import PLACES, REFERENCE, TRITON, capture_here, replayed
 from tiny_families import tiny
 from tiny_models import gemma, greedy, llama, make_engine, mistral, random_prompt, run, tokens_of
 
 from kvq_attention import ops
 from kvq_attention.routes import DENSE, LOOP, Route
-from kvq_attention.support import Choice
 from kvq_cli.compose import ServeOptions, check_graphs
 from kvq_cli.config import ConfigError, geometry
 from kvq_cli.engine import prompt_graphs
-
-REFERENCE = Choice("reference", "reference", "reference")
-TRITON = Choice("triton", "triton", "triton")
-PLACES = [
-    pytest.param("cpu", REFERENCE, id="cpu"),
-    pytest.param("cuda", TRITON, marks=pytest.mark.gpu, id="cuda"),
-]
 
 
 def engine_over(model, tokens, backends=REFERENCE, **options):

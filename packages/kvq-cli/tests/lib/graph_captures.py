@@ -1,8 +1,18 @@
-"""Graphs without a GPU."""
+"""Graphs without a GPU, and where tests of graphs run."""
 
 from collections.abc import Callable
 
+import pytest
 import torch
+
+from kvq_attention.support import Choice
+
+REFERENCE = Choice("reference", "reference", "reference")
+TRITON = Choice("triton", "triton", "triton")
+PLACES = [
+    pytest.param("cpu", REFERENCE, id="cpu"),
+    pytest.param("cuda", TRITON, marks=pytest.mark.gpu, id="cuda"),
+]
 
 replayed: list[int] = []  # rows of each replay
 
