@@ -27,9 +27,13 @@ def jobs() -> Jobs:
         yield f"{codec}, head_dim 256", lambda codec=codec: extend(codec, dim=256)
     yield "scratch", through
     yield "scratch, parts", lambda: through(columns=4096, scratch_bytes=8 << 20)
+    yield "scratch of K", lambda: through("q8_0", "bf16")
+    yield "scratch of V", lambda: through("bf16", "q4_0")
 
 
-def through(*, columns: int = COLUMNS, scratch_bytes: int = 128 << 20) -> None:
-    """Everything goes through a scratch."""
+def through(
+    k: str = "iso4", v: str = "fp8", *, columns: int = COLUMNS, scratch_bytes: int = 128 << 20
+) -> None:
+    """Everything that is packed goes through a scratch."""
     with mock.patch.object(routes, "BREAK_EVEN", 1):
-        extend("iso4", "fp8", columns=columns, scratch_bytes=scratch_bytes)
+        extend(k, v, columns=columns, scratch_bytes=scratch_bytes)

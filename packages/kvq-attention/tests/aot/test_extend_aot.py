@@ -43,6 +43,12 @@ def test_every_format_is_extended_over(kernels: list[Compiled], others: list[Com
     assert {k.kernel for k in others if k.job == "scratch"} == {"unpack", "attend_new"}
 
 
+def test_one_side_may_be_unpacked_alone(shaped: list[Compiled]) -> None:
+    for side in ("K", "V"):
+        made = [k.kernel for k in shaped if k.job == f"scratch of {side}"]
+        assert sorted(made) == ["attend_new", "unpack"]
+
+
 def test_no_loop_spills_at_head_dim_128(kernels: list[Compiled], shaped: list[Compiled]) -> None:
     for k in kernels + shaped:
         if "head_dim 256" not in k.job and k.job not in WIDE:
