@@ -264,13 +264,18 @@ def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str
 def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeometry) -> None:
     """`ConfigError` where CUDA graphs are asked for and cannot be had."""
     for name in ("cuda_graph_max_bs", "cuda_graph_max_prefill_tokens"):
-        asked = f"{name} {getattr(options, name)} asks for CUDA graphs, and"
-        if getattr(options, name) and device.type != "cuda":
-            raise ConfigError(f"{asked} the device is {device}; leave it out, or serve on a GPU")
-    if options.cuda_graph_max_prefill_tokens and shape.state is not None:
+        asked = getattr(options, name)
+        if asked and device.type != "cuda":
+            raise ConfigError(
+                f"{name} {asked} asks for CUDA graphs, and the device is {device}; leave it out, "
+                "or serve on a GPU"
+            )
+    tokens = options.cuda_graph_max_prefill_tokens
+    if tokens and shape.state is not None:
         raise ConfigError(
-            f"{asked} this {shape.model_type} model has linear-attention layers, whose states a "
-            "graph of a prompt does not follow; use 0"
+            f"cuda_graph_max_prefill_tokens {tokens} asks for CUDA graphs, and this "
+            f"{shape.model_type} model has linear-attention layers, whose states a graph of a "
+            "prompt does not follow; use 0"
         )
 
 
