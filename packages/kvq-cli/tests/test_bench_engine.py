@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from tiny_families import FAMILIES, tiny
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
 from kvq_attention.bench.cases import Extend
 from kvq_cli import cgroups, machine
-from kvq_cli.benching import engines, peer
+from kvq_cli.benching import engines, peer, session
 from kvq_cli.benching.plan import EnginePlan, RandomModel, parse_steps
 from kvq_cli.config import ConfigError
 from kvq_cli.main import app
@@ -58,6 +59,18 @@ def test_the_timed_steps_have_the_tokens_of_their_case(plan, monkeypatch):
     assert not steps
     engine.step()
     assert steps.pop() == [(32, 24)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_all_families_are_measured(family, monkeypatch):
+    model = tiny(family)
+    attention.install(model)
+    monkeypatch.setattr(session, "make_model", lambda _: model)
+    cases = parse_steps("2x20,8+16,8+0")
+    plan = EnginePlan("tiny", ("bf16",), cases, device="cpu", repeat=1)
+    record = session.run(plan, "kvq bench engine tiny", lambda *_: None)
+    assert [row["case"] for row in record["rows"]] == ["2x20", "8+16", "8+0"]
+    assert all(row["alone_ms"] > 0 and row["step_ms"] > 0 for row in record["rows"])
 
 
 def test_the_command_records_what_it_measured(tmp_path):

@@ -81,6 +81,9 @@ def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.devi
                 "case, or a smaller --repeat"
             )
         needed = choice.plan.nbytes(_num_pages(options, plan, case))
+        if shape.state is not None:
+            requests = options.max_running_requests
+            needed += requests * shape.state.request_bytes(value_bytes=dtype.itemsize)
         free = machine.free_bytes(device)
         if needed > free:
             raise ConfigError(
@@ -170,7 +173,10 @@ class Pretending:
 
     def forward(self, step: Schedule) -> torch.Tensor:
         """Logits of each request, zeros where the step is skipped or refused."""
-        if not self.skips:
+        if self.skips:
+            if self.real.states is not None:  # what comes after goes on from states, of zeros
+                self.real.states.begin([(request, 1) for request in step.decodes], step.extends)
+        else:
             try:
                 logits: torch.Tensor = self.real.forward(step)
                 return logits
@@ -195,16 +201,16 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         num_pages=_num_pages(options, plan, case),
         context=tokens,
     )
-    _clear(engine.cache.pool, shape.num_layers)
+    _clear(engine.cache.pool)
     runner: Any = Pretending(engine.runner)
     engine.runner = engine.computing.runner = runner
     return engine
 
 
-def _clear(pool: Pool, layers: int) -> None:
-    for layer in range(layers):
-        for slab in ("k", "v"):
-            for plane in pool.view(slab, layer).planes.values():
+def _clear(pool: Pool) -> None:
+    for slab in (slab for tier in pool.plan.tiers for slab in tier.slabs):
+        for layer in slab.layers:
+            for plane in pool.view(slab.name, layer).planes.values():
                 plane.zero_()
 
 

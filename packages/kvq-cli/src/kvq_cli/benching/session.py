@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,10 +22,12 @@ from kvq_cli.benching.peer import step_ms
 from kvq_cli.benching.plan import EnginePlan, RandomModel
 from kvq_cli.benching.steps import WARM_UP, Timed, decodes, prompts
 from kvq_cli.benching.ways import ways
-from kvq_cli.config import geometry
+from kvq_cli.config import ModelGeometry, geometry
 from kvq_cli.engine.engine import Engine
 from kvq_cli.engine.graphs import OnGpu
+from kvq_cli.engine.states import StatePool
 from kvq_cli.models.compiled import compile_parts
+from kvq_cli.models.linear import Part
 
 Record = dict[str, Any]
 Row = dict[str, Any]
@@ -33,9 +35,9 @@ Row = dict[str, Any]
 WHAT = (
     "milliseconds of one step of the engine, sampling and all that the host does included, median; "
     "tokens that a step computes or, of decodes, generates a second; alone: the model as it is, "
-    "without any attention, from a CUDA graph on a GPU; transformers: a step of its own generate "
-    "with its dynamic cache, by SDPA, of prompts where nothing is before them; prompts before the "
-    "engine's steps are not computed, the cache's rows are zeros"
+    "without attention to a cache, from a CUDA graph on a GPU; transformers: a step of its own "
+    "generate with its dynamic cache, by SDPA, of prompts where nothing is before them; prompts "
+    "before the engine's steps are not computed, the cache's rows are zeros"
 )
 ROUTES = (
     "; route: how prompts read the tokens before them, as the backend chooses or by one of its "
@@ -61,7 +63,7 @@ def run(
         tell(f"{case.name}, others", 0, len(todo))
         if plan.peer:
             peers[case] = step_ms(model, case)
-        alone[case] = _alone(model, _tokens(case), plan.repeat)
+        alone[case] = _alone(model, case, plan.repeat)
     if plan.compile:
         compile_parts(model)
     rows: list[Row] = []
@@ -105,20 +107,25 @@ def _measured(
 
 
 class _NoAttention:
-    """In place of a step's context: queries are what attention gives."""
+    """In place of a step's context: queries are what attention gives.
 
-    def __init__(self, layers: int, windows: tuple[int | None, ...]) -> None:
-        self.windows = windows or (None,) * layers
+    Linear-attention layers are computed as in a step, from states of zeros.
+    """
+
+    def __init__(self, shape: ModelGeometry, states: Sequence[Part]) -> None:
+        self.windows = shape.windows or (None,) * shape.num_layers
+        self.states = states
 
     def attend(self, layer: int, q: torch.Tensor, *_: Any) -> torch.Tensor:
         return q
 
 
 @torch.inference_mode()
-def _alone(model: Any, tokens: int, repeat: int) -> float:
-    """Milliseconds of the model over so many tokens without attention."""
-    shape, device = geometry(model.config.to_dict()), next(model.parameters()).device
-    context = _NoAttention(shape.num_layers, shape.windows)
+def _alone(model: Any, case: Case | Extend, repeat: int) -> float:
+    """Milliseconds of the model over a case's tokens without attention to a cache."""
+    shape, tokens = geometry(model.config.to_dict()), _tokens(case)
+    device, dtype = next((p.device, p.dtype) for p in model.parameters())
+    context = _NoAttention(shape, _states(shape, case, device, dtype))
     ids = torch.zeros(1, tokens, dtype=torch.int64, device=device)
     last = torch.arange(max(0, tokens - 1), tokens, device=device)
 
@@ -144,6 +151,19 @@ def _alone(model: Any, tokens: int, repeat: int) -> float:
             torch.cuda.synchronize()
         times.append((time.perf_counter() - start) * 1e3)
     return statistics.median(times[WARM_UP:])
+
+
+def _states(
+    shape: ModelGeometry, case: Case | Extend, device: torch.device, dtype: torch.dtype
+) -> list[Part]:
+    """What linear-attention layers of a step go on from."""
+    if shape.state is None:
+        return []
+    if isinstance(case, Extend):
+        return [Part(slice(0, case.tokens), None)]
+    pool = StatePool(shape.state, case.batch, device=device, dtype=dtype)
+    pool.reserve_replayed(case.batch)
+    return [pool.static_part(torch.arange(case.batch, device=device))]
 
 
 def _row(
