@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from geometries import shape
 
 from kvq_cli.config import ConfigError
-from kvq_cli.config.geometry import State
 from kvq_cli.serve_options import ISO, ServeOptions, cache_format
 from kvq_codecs import names
 
@@ -44,14 +42,13 @@ def test_a_size_by_tokens_or_by_pages():
 
 
 def test_as_many_decodes_are_replayed_as_may_run_where_there_can_be_graphs():
-    full, hybrid = shape(), shape(state=State((0,), 2, 4, 64, 64, 4))
     many, few = ServeOptions("m", max_running_requests=200), ServeOptions("m")
-    assert many.graph_rows(full, on_host=False) == 64
-    assert few.graph_rows(full, on_host=False) == few.max_running_requests == 16
-    assert many.graph_rows(full, on_host=True) == many.graph_rows(hybrid, on_host=False) == 0
+    assert many.graph_rows(on_host=False) == 64
+    assert few.graph_rows(on_host=False) == few.max_running_requests == 16
+    assert many.graph_rows(on_host=True) == 0
     asked = ServeOptions("m", cuda_graph_max_bs=100, max_running_requests=80)
-    assert asked.graph_rows(full, on_host=False) == 80
-    assert ServeOptions("m", cuda_graph_max_bs=0).graph_rows(full, on_host=False) == 0
+    assert asked.graph_rows(on_host=False) == 80
+    assert ServeOptions("m", cuda_graph_max_bs=0).graph_rows(on_host=False) == 0
 
 
 @pytest.mark.parametrize(

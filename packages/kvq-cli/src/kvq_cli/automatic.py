@@ -184,7 +184,7 @@ def limits_of(
         on_host=on_host,
         packed_prefill=options.prefill_reads == "packed",
         scratch_bytes=options.scratch_bytes,
-        graph_rows=options.graph_rows(shape, on_host=on_host),
+        graph_rows=options.graph_rows(on_host=on_host),
         graph_tokens=options.graph_tokens,
         state_snapshots=options.snapshots,
     )

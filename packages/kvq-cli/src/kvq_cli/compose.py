@@ -244,6 +244,7 @@ def _harm(room: Room, loaded: LoadedModel, choice: CacheChoice) -> Callable[[str
         room.options,
         attention_backend="reference",
         prefill_reads="packed",
+        cuda_graph_max_prefill_tokens=0,
         max_running_requests=1,
         max_prefill_tokens=probe.TOKENS,
     )

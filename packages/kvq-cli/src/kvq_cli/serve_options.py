@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvq_cli.config import ConfigError, ModelGeometry
+from kvq_cli.config import ConfigError
 from kvq_cli.config.declared import AUTO
 from kvq_cli.quoting import quoted
 from kvq_cli.sizing import default_snapshots
@@ -138,11 +138,11 @@ class ServeOptions:
         """Of `prefill_scratch_mb`."""
         return self.prefill_scratch_mb << 20
 
-    def graph_rows(self, shape: ModelGeometry, *, on_host: bool) -> int:
+    def graph_rows(self, *, on_host: bool) -> int:
         """Most decodes of a step that graphs replay."""
         most = self.cuda_graph_max_bs
         if most is None:
-            most = 0 if on_host or shape.state is not None else GRAPH_ROWS
+            most = 0 if on_host else GRAPH_ROWS
         return min(most, self.max_running_requests)
 
     @property

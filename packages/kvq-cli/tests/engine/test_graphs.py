@@ -90,18 +90,18 @@ def test_a_rebuilt_cache_has_graphs_of_its_own():
     assert engine.runner._graphs is None
     assert run(engine, {"a": (random_prompt(20), greedy(8))}) == before
     assert engine.runner._decode_graphs() is not old
-    table = engine.runner._decode_graphs()._graphs[1].static.batch.tables["full"].page_table
+    table = engine.runner._decode_graphs().making.graphs[1].static.batch.tables["full"].page_table
     assert table.shape == (1, engine.context_tokens // 16)
     engine.rebuild(num_tokens=64)
     assert run(engine, {"a": (random_prompt(20), greedy(8))}) == before
-    table = engine.runner._decode_graphs()._graphs[1].static.batch.tables["full"].page_table
+    table = engine.runner._decode_graphs().making.graphs[1].static.batch.tables["full"].page_table
     assert table.shape == (1, 4), "no request is longer, and memory is left for no longer one"
 
 
 def test_all_graphs_are_made_at_the_start():
     engine = engine_over(llama(head_dim=64), 4)
     assert engine.runner.prepare() == (3, 0)
-    assert set(engine.runner._decode_graphs()._graphs) == {1, 2, 4}
+    assert set(engine.runner._decode_graphs().making.graphs) == {1, 2, 4}
     assert engine_over(llama(head_dim=64), 0).runner.prepare() == (0, 0)
 
 
@@ -118,13 +118,54 @@ def test_a_gpu_replays_without_a_launch_from_the_host():
     model = llama(head_dim=64).to("cuda")
     engine = engine_over(model, 2, TRITON, page_tokens=16, num_pages=16)
     run(engine, {"a": (random_prompt(20), greedy(4))})
-    graph = engine.runner._decode_graphs()._graphs[1]
+    graph = engine.runner._decode_graphs().making.graphs[1]
     before = graph.logits.clone()
     with torch.inference_mode():
         graph.static.tokens.fill_(5)
         graph.replay()
     torch.cuda.synchronize()
     assert not torch.equal(graph.logits, before)
+
+
+@pytest.mark.gpu
+def test_what_waits_for_the_device_is_served_without_graphs(caplog):
+    """As the reference does on a GPU: one warning says so, and nothing is broken."""
+    model = llama(head_dim=64).to("cuda")
+    work = {f"{n}": (random_prompt(20 + n, n), greedy(9)) for n in range(3)}
+    options = {"page_tokens": 16, "num_pages": 32, "max_prefill_tokens": 64}
+    eager = run(engine_over(model, 0, REFERENCE, **options), work)
+    engine = engine_over(model, 4, REFERENCE, cuda_graph_max_prefill_tokens=64, **options)
+    assert engine.runner.prepare() == (0, 0)
+    assert run(engine, work) == eager
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and all("synchronizing CUDA operation" in each for each in said), said
+    over = engine_over(model, 4, TRITON, cuda_graph_max_prefill_tokens=64, **options)
+    assert over.runner.prepare() == (3, 3), "graphs of others can be made afterwards"
+    assert run(over, work)
+
+
+def test_decodes_whose_graph_cannot_be_made_are_computed_without(caplog):
+    model = llama(head_dim=64)
+    work = {f"{n}": (random_prompt(9, n), greedy(6 + n)) for n in range(3)}
+    eager = run(engine_over(model, 0), work)
+    for fails_from in (0, 1, 2):
+        caplog.clear()
+        engine, tried = engine_over(model, 4), []
+
+        def failing(run, tried=tried, last=fails_from):
+            tried.append(run)
+            if len(tried) > last:
+                raise RuntimeError("a model that\nwaits")
+            return capture_here(run)
+
+        engine.runner._capture = lambda failing=failing: failing
+        assert engine.runner.prepare() == (fails_from, 0)
+        assert engine.runner.graph_rows == 0, "no step begins before the one before it is read"
+        assert run(engine, work) == eager and len(tried) == fails_from + 1
+        assert bool(replayed) == bool(fails_from), "those that were made are used"
+        assert [record.getMessage() for record in caplog.records] == [
+            "no more CUDA graphs of decodes can be made: RuntimeError: a model that waits"
+        ]
 
 
 def count_ahead(engine):

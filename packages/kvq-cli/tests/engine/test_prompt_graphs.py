@@ -7,10 +7,12 @@ import torch
 from graph_captures import PLACES, REFERENCE, TRITON, capture_here, replayed
 from tiny_families import tiny
 from tiny_models import gemma, greedy, llama, make_engine, mistral, random_prompt, run, tokens_of
+from tiny_served import llama_of, loaded_from, room_of
 
 from kvq_attention import ops
 from kvq_attention.routes import DENSE, LOOP, Route
-from kvq_cli.compose import ServeOptions, check_graphs
+from kvq_cli import compose
+from kvq_cli.compose import ServeOptions, build_engine, check_graphs, choose_cache
 from kvq_cli.config import ConfigError, geometry
 from kvq_cli.engine import prompt_graphs
 
@@ -27,7 +29,7 @@ def engine_over(model, tokens, backends=REFERENCE, **options):
 def made(engine):
     """Tokens and reach of the graphs that there are."""
     prompts = engine.runner._prompts
-    return [] if prompts is None else [(size, reach) for size, reach, _ in prompts._graphs]
+    return [] if prompts is None else [(size, reach) for size, reach, _ in prompts.making.graphs]
 
 
 def test_there_are_few_sizes_and_little_is_padded():
@@ -174,12 +176,12 @@ def test_a_chunk_that_fails_fails_its_request_alone():
     model = llama(head_dim=64)
     engine = engine_over(model, 16)
     run(engine, {"first": (random_prompt(9), greedy(3))})
-    graph = next(iter(engine.runner._prompts._graphs.values()))
+    graph = next(iter(engine.runner._prompts.making.graphs.values()))
 
     def broken():
         raise RuntimeError("a kernel")
 
-    graph._replay = broken
+    graph.replay = broken
     deltas = run(engine, {"a": (random_prompt(10), greedy(3))})["a"]
     assert deltas[-1].finish_reason == "error" and "a kernel" in deltas[-1].error
     assert not made(engine), "graphs are made anew"
@@ -208,9 +210,9 @@ def test_a_chunk_whose_graph_cannot_be_made_is_computed_without(caplog, monkeypa
         got = tokens_of(run(engine, {f"{n}": each})[f"{n}"])
         assert got == tokens_of(run(engine_without(model), {"x": each})["x"])
     assert graphs == (engine.runner._prompts, engine.runner._graphs)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1 and said[0].startswith("no graph of 8 tokens in ")
-    assert said[0].endswith("RuntimeError: out of memory in a capture")
+    assert [record.getMessage() for record in caplog.records] == [
+        "no more CUDA graphs of prompts can be made: RuntimeError: out of memory in a capture"
+    ]
 
 
 def engine_without(model):
@@ -252,10 +254,38 @@ def test_a_gpu_replays_a_chunk_without_a_launch_from_the_host():
     model = llama(head_dim=64).to("cuda")
     engine = engine_over(model, 64, TRITON, page_tokens=16, num_pages=16, max_prefill_tokens=64)
     run(engine, {"a": (random_prompt(20), greedy(4))})
-    graph = next(iter(engine.runner._prompts._graphs.values()))
+    graph = next(iter(engine.runner._prompts.making.graphs.values()))
     before = graph._logits.clone()
     with torch.inference_mode():
         graph._chunk.tokens.fill_(5)
-        graph._replay()
+        graph.replay()
     torch.cuda.synchronize()
     assert not torch.equal(graph._logits, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [0, 64])
+def test_a_server_on_a_gpu_says_what_it_replays(tokens, tmp_path, monkeypatch):
+    model = llama_of(dtype="bfloat16", head_dim=64).to("cuda", torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(compose, "load", lambda *_, **__: loaded_from(model))
+    options = ServeOptions(
+        str(tmp_path), kv_cache_dtype="q8_0", cuda_graph_max_prefill_tokens=tokens, num_tokens=4096
+    )
+    said = []
+    engine = build_engine(options, said.append)._engine
+    told = [words for words in said if words.startswith("CUDA graphs made")]
+    chunks = 3 if tokens else 0
+    assert told == [f"CUDA graphs made: 5 of decodes, {chunks} of prompts' chunks"]
+    deltas = run(engine, {"a": (random_prompt(40), greedy(4))})["a"]
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_what_is_tried_of_a_format_replays_nothing(tmp_path):
+    """Whatever the server is to replay: what a format does to a model is measured by itself."""
+    model = llama_of(head_dim=64)
+    model.save_pretrained(tmp_path)
+    loaded = loaded_from(model)
+    room = room_of(tmp_path, loaded, kv_cache_dtype="q8_0", cuda_graph_max_prefill_tokens=64)
+    choice = choose_cache("q8_0", room.shape, room.options, room.device, room.dtype)
+    compose._harm(room, loaded, choice)("q8_0")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import tiny_models
-from graph_captures import capture_here, replayed
+from graph_captures import TRITON, capture_here, replayed
 from tiny_families import tiny
 from tiny_models import generate, greedy, random_prompt, run, tokens_of
 
@@ -190,15 +188,20 @@ def test_a_request_whose_logits_are_no_numbers_leaves_the_others_states(model, b
 
 
 @pytest.mark.gpu
-def test_a_gpu_replays_decodes_and_their_states(model):
-    there = copy.deepcopy(model).to("cuda")
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_a_gpu_replays_decodes_and_their_states(family):
+    there = tiny(family, head_dim=64).to("cuda")
     work = {f"r{n}": (random_prompt(20 + n, n), greedy(NEW_TOKENS + n)) for n in range(5)}
-    options = {"page_tokens": 16, "max_prefill_tokens": 128}
+    options = {"page_tokens": 16, "max_prefill_tokens": 128, "backends": TRITON}
     eager = run(tiny_models.make_engine(there, **options), work)
+    assert {deltas[-1].finish_reason for deltas in eager.values()} == {"length"}
     for rows in (2, 8):
         engine = tiny_models.make_engine(there, cuda_graph_max_bs=rows, **options)
         assert run(engine, work) == eager
-        assert engine.runner._graphs is not None
+        making = engine.runner._graphs.making
+        # torch has mixtures of experts in float32 wait for the device: those are served without
+        assert making.failed or making.graphs
+        assert not making.failed or family == "qwen3_next"
 
 
 def test_memory_of_graphs_is_free_again_when_they_are_gone(model):

@@ -264,7 +264,7 @@ GraphRows = Annotated[
         metavar="N",
         help="Replay steps of up to so many decodes, and no prompts, from CUDA graphs, which are "
         "made at the start: a host's launches then cost next to nothing. 0: none. Without it as "
-        "many as may run, 64 at most, on a GPU, and none of linear-attention models.",
+        "many as may run, 64 at most, on a GPU.",
         show_default=False,
         rich_help_panel=LIMITS,
     ),

@@ -52,7 +52,7 @@ def plan(
         max_running_requests,
         max_prefill_tokens,
         scratch_bytes=prefill_scratch_mb << 20,
-        graph_rows=0 if shape.state is not None else min(GRAPH_ROWS, max_running_requests),
+        graph_rows=min(GRAPH_ROWS, max_running_requests),
         ranks=tp,
         workspace_bytes=parse_bytes(workspace) if workspace else None,
         state_snapshots=(

@@ -8,18 +8,23 @@ copied in one go into the tensors that the graph reads.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvq_attention import Batch, Table
+from kvq_attention import Batch, Table, UnsupportedError
 from kvq_cli.engine.request import Request
 from kvq_pools import PoolPlan, SequencePages, pages_for_tokens
+
+logger = logging.getLogger(__name__)
 
 NO_PAGE = NO_SLOT = -1
 FEW, APART = (1, 2, 4), 8  # rows of the smallest graphs, and between those of larger ones
@@ -32,6 +37,9 @@ TOKEN, POSITION, LENGTH, STATE, TIERS = range(5)
 NEWEST = 2
 SLOT, COLUMNS, PAGES, TIER_LINES = 0, 1, 1 + NEWEST, 1 + 2 * NEWEST
 
+K = TypeVar("K")
+G = TypeVar("G")
+
 Run = Callable[["Static"], torch.Tensor]
 # What computes once into tensors that stay, and then again as often as it is called.
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]]
@@ -42,20 +50,35 @@ def sizes(most: int) -> tuple[int, ...]:
     return tuple(sorted({*(n for n in FEW if n < most), *range(APART, most, APART), most}))
 
 
+@contextmanager
+def _no_wait() -> Iterator[None]:
+    """Where the host waits for the device, raise: a capture that does fails, and not cleanly."""
+    before = torch.cuda.get_sync_debug_mode()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it does not find all of them
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 class OnGpu:
     """CUDA graphs that share their memory, as only one of them runs at a time."""
 
     def __init__(self) -> None:
         # Of this object alone: a pool that no graph holds any more cannot be used again.
         self._memory: Any = torch.cuda.graph_pool_handle()
+        stream: Any = torch.cuda.Stream
+        self._side = stream()  # one for all: torch keeps what each takes for itself
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """A graph of `run`, and the tensor that its replays write."""
-        stream: Any = torch.cuda.Stream
-        side = stream()
+        side = self._side
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # compiles kernels, and makes what libraries make once
+            run()  # compiles kernels, and makes what libraries make once
+            with _no_wait():
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -65,6 +88,33 @@ class OnGpu:
         finally:  # torch leaves its own stream behind where the end of a capture fails
             torch.cuda.set_stream(here)
         return graph.replay, out
+
+
+class Making(Generic[K, G]):
+    """Graphs by what they are for; where one cannot be made, no more are.
+
+    What a model and its kernels do may be nothing that a graph can hold, or memory is short: steps
+    are then computed without.
+    """
+
+    def __init__(self, what: str) -> None:
+        """`what`: they replay, in words."""
+        self.graphs: dict[K, G] = {}
+        self.failed = False
+        self._what = what
+
+    def get(self, key: K, make: Callable[[], G]) -> G | None:
+        """The graph of that key; None when it cannot be made, or one before it could not."""
+        if key not in self.graphs and not self.failed:
+            try:
+                self.graphs[key] = make()
+            except UnsupportedError:  # of what was asked for: whoever asked is told
+                raise
+            except Exception as error:  # a model and its kernels may raise anything
+                self.failed = True
+                told = self._what, type(error).__name__, " ".join(str(error).split())
+                logger.warning("no more CUDA graphs of %s can be made: %s: %s", *told)
+        return self.graphs.get(key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,32 +304,35 @@ class DecodeGraphs:
         self._run, self._plan, self._capture = run, plan, capture
         self._sizes, self._device = sizes(most), device
         self._max_tokens, self._usual_requests = max_tokens, usual_requests
-        self._graphs: dict[int, _Graph] = {}
+        self.making: Making[int, _Graph] = Making("decodes")
 
     def prepare(self) -> int:
         """Make all of them, the largest first, into whose memory the others fit; how many."""
         for rows in reversed(self._sizes):
             self._graph(rows)
-        return len(self._sizes)
+        return len(self.making.graphs)
 
     def compute(
         self,
         requests: Sequence[Request],
         tokens: torch.Tensor | None = None,
         states: Sequence[int] | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | None:
         """Logits [R, vocabulary] of each request's newest token, 1 … `most` of them.
+
+        None: no graph can be made.
 
         `tokens` int64 [R]: the newest ones, which the requests do not have yet, on the device.
         `states`: slots of the requests' states, where they have any.
         """
-        rows = self._sizes[bisect_left(self._sizes, len(requests))]
-        return self._graph(rows).compute(requests, tokens, states)
+        graph = self._graph(self._sizes[bisect_left(self._sizes, len(requests))])
+        return None if graph is None else graph.compute(requests, tokens, states)
 
-    def _graph(self, rows: int) -> _Graph:
-        if rows not in self._graphs:
-            self._graphs[rows] = _Graph(
+    def _graph(self, rows: int) -> _Graph | None:
+        return self.making.get(
+            rows,
+            lambda: _Graph(
                 *(self._run, self._capture, rows, self._plan),
                 *(self._max_tokens, self._usual_requests, self._device),
-            )
-        return self._graphs[rows]
+            ),
+        )

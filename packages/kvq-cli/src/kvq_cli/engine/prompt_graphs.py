@@ -9,7 +9,6 @@ into, and how many launches look for a part of it, follows from that.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvq_attention import Batch, Table, UnsupportedError
+from kvq_attention import Batch, Table
 from kvq_attention.routes import Route
-from kvq_cli.engine.graphs import NO_PAGE, NO_SLOT, Capture
+from kvq_cli.engine.graphs import NO_PAGE, NO_SLOT, Capture, Making
 from kvq_cli.engine.request import Request
 from kvq_pools import PoolPlan, pages_for_tokens
-
-logger = logging.getLogger(__name__)
 
 # Tokens of the smallest graphs, and between larger ones; from 512 on a quarter at most
 FEW, APART = (16, 32), 64
@@ -134,7 +131,7 @@ class _Graph:
             chunk.read_block()
             return run(chunk)
 
-        self._replay, self._logits = capture(once)
+        self.replay, self._logits = capture(once)
         self._columns = next(iter(chunk.batch.tables.values())).page_table.shape[1]
 
     def compute(self, request: Request, count: int) -> torch.Tensor:
@@ -144,7 +141,7 @@ class _Graph:
         host = torch.empty(self._chunk.block.shape, dtype=torch.int64, pin_memory=on_gpu)
         self._fill(host.numpy(), request, count)
         self._chunk.block.copy_(host, non_blocking=True)
-        self._replay()
+        self.replay()
         return self._logits
 
     def _fill(self, block: npt.NDArray[np.int64], request: Request, count: int) -> None:
@@ -182,13 +179,13 @@ class PromptGraphs:
         self._run, self._plan, self._capture = run, plan, capture
         self._sizes, self._reaches = sizes(min(most, max_tokens)), reaches(max_tokens)
         self._usual_requests, self._device = usual_requests, device
-        self._graphs: dict[tuple[int, int, Route | None], _Graph | None] = {}
+        self.making: Making[tuple[int, int, Route | None], _Graph] = Making("prompts")
 
     def prepare(self) -> int:
         """Make all of them, the largest first, into whose memory the others fit; how many."""
         for reach, size in product(reversed(self._reaches), reversed(self._sizes)):
-            self._graphs[size, reach, None] = self._made(size, reach)
-        return len(self._graphs)
+            self._graph(size, reach, None)
+        return len(self.making.graphs)
 
     def compute(
         self, request: Request, count: int, route: Route | None = None
@@ -200,19 +197,14 @@ class PromptGraphs:
         """
         size = self._sizes[bisect_left(self._sizes, count)]
         reach = self._reaches[bisect_left(self._reaches, request.num_computed + count)]
-        key = size, reach, route
-        if key not in self._graphs:
-            try:
-                self._graphs[key] = self._made(size, reach)
-            except UnsupportedError:
-                raise
-            except Exception as error:  # a model and its kernels may raise anything
-                self._graphs[key] = None  # requests are served on
-                told = size, reach, type(error).__name__, error
-                logger.warning("no graph of %d tokens in %d could be made: %s: %s", *told)
-        graph = self._graphs[key]
+        graph = self._graph(size, reach, route)
         return None if graph is None else graph.compute(request, count)
 
-    def _made(self, size: int, reach: int) -> _Graph:
-        chunk = Chunk.of(size, reach, self._plan, self._usual_requests, self._device)
-        return _Graph(self._run, self._capture, chunk)
+    def _graph(self, size: int, reach: int, route: Route | None) -> _Graph | None:
+        def make() -> _Graph:
+            return _Graph(self._run, self._capture, self._chunk(size, reach))
+
+        return self.making.get((size, reach, route), make)
+
+    def _chunk(self, size: int, reach: int) -> Chunk:
+        return Chunk.of(size, reach, self._plan, self._usual_requests, self._device)

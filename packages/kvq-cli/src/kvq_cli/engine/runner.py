@@ -75,8 +75,9 @@ class ModelRunner:
 
     @property
     def graph_rows(self) -> int:
-        """Most decodes of a step that is replayed from a graph; 0 = none is."""
-        return self._graph_rows
+        """Most decodes of a step that is sure to be replayed from a graph; 0 = none is."""
+        broken = self._graphs is not None and self._graphs.making.failed
+        return 0 if broken else self._graph_rows
 
     @torch.inference_mode()
     def forward(self, step: Schedule, *, every_token: bool = False) -> torch.Tensor:
@@ -84,15 +85,9 @@ class ModelRunner:
 
         Of every computed token, [T, vocabulary], on demand. They last until the next call.
         """
-        if not step.extends and len(step.decodes) <= self._graph_rows:
-            slots = self.states.begin_replayed(step.decodes) if self.states is not None else None
-            if self.states is None or slots is not None:
-                return self._decode_graphs().compute(step.decodes, states=slots)
-        if self._replays(step) and not every_token:
-            [(request, count)] = step.extends
-            logits = self._prompt_graphs().compute(request, count, self.extend_route)
-            if logits is not None:
-                return logits
+        logits = None if every_token else self._replayed(step)
+        if logits is not None:
+            return logits
         decodes = [(request, 1) for request in step.decodes]
         work = step.work
         tokens = [t for request, count in work for t in request.step_tokens(count)]
@@ -116,7 +111,9 @@ class ModelRunner:
 
         Replayed from a graph, of `graph_rows` requests at most, which have pages for them.
         """
-        return self._decode_graphs().compute(requests, tokens)
+        logits = self._decode_graphs().compute(requests, tokens)
+        assert logits is not None, "the step before was replayed by the same graph"
+        return logits
 
     def _call(
         self,
@@ -149,12 +146,17 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _replays(self, step: Schedule) -> bool:
-        """Whether a step with a prompt is one chunk that a graph computes as well."""
-        if step.decodes or len(step.extends) != 1:
-            return False
-        [(request, count)] = step.extends
-        return self.replays_prompt(count, request.num_computed)
+    def _replayed(self, step: Schedule) -> torch.Tensor | None:
+        """A step's logits where a graph computes it; None = none does."""
+        if not step.extends and len(step.decodes) <= self._graph_rows:
+            slots = self.states.begin_replayed(step.decodes) if self.states is not None else None
+            if self.states is None or slots is not None:
+                return self._decode_graphs().compute(step.decodes, states=slots)
+        elif len(step.extends) == 1 and not step.decodes:
+            [(request, count)] = step.extends
+            if self.replays_prompt(count, request.num_computed):
+                return self._prompt_graphs().compute(request, count, self.extend_route)
+        return None
 
     def replays_prompt(self, count: int, past: int) -> bool:
         """Whether a step of a prompt's chunk behind so many tokens is replayed from a graph."""
@@ -215,7 +217,10 @@ class ModelRunner:
     def prepare(self) -> tuple[int, int]:
         """Make graphs, so that few requests wait for one: how many of decodes and of prompts."""
         prompts = self._prompt_graphs().prepare() if self._graph_tokens else 0
-        return self._decode_graphs().prepare() if self._graph_rows else 0, prompts
+        decodes = self._decode_graphs().prepare() if self._graph_rows else 0
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # of what was computed once to make them
+        return decodes, prompts
 
     def forget_graphs(self) -> None:
         """Before the cache changes, whose addresses graphs hold: they are made anew when needed."""
