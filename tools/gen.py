@@ -75,8 +75,8 @@ of an architecture that is not converted is refused with those that are.
 {served}
 Of those with linear-attention layers (Qwen3-Next, Qwen3.5) the other layers are cached; these keep
 a state a running request, of float32 matrices, and snapshots of states beside cached pages
-([prefix sharing](../explanation/prefix-sharing.md#states-beside-pages)). CUDA graphs do not follow
-them.
+([prefix sharing](../explanation/prefix-sharing.md#states-beside-pages)). CUDA graphs
+replay their decodes, and no prompts.
 
 Others are refused with the reason: encoder-decoder models, latent or sparse attention, state-space
 layers, and families that have not been proved to work.
