@@ -168,6 +168,32 @@ def test_decodes_whose_graph_cannot_be_made_are_computed_without(caplog):
         ]
 
 
+def test_a_step_ahead_whose_graph_cannot_be_made_is_not_begun(caplog):
+    """Fewer requests go on than began: theirs is another graph, made as it is needed."""
+    model = llama(head_dim=64)
+    work = {f"{n}": (random_prompt(9, n), greedy(20)) for n in range(3)}
+    engine, tried = engine_over(model, 4), []
+
+    def failing(run):
+        tried.append(run)
+        if len(tried) > 1:
+            raise RuntimeError("no more memory")
+        return capture_here(run)
+
+    def one_leaves(engine, number):
+        if number == 5:
+            assert engine.computing._ahead is not None
+            engine.cancel("0")
+
+    eager, _ = generated(engine_over(model, 0), work)
+    engine.runner._capture = lambda: failing
+    got, _ = generated(engine, work, one_leaves)
+    assert got["1"] == eager["1"] and got["2"] == eager["2"] and len(tried) == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "no more CUDA graphs of decodes can be made: RuntimeError: no more memory"
+    ]
+
+
 def count_ahead(engine):
     """How many steps begin before the tokens of the one before are read, by their requests."""
     begun, forward_ahead = [], engine.runner.forward_ahead

@@ -111,7 +111,8 @@ class Computing:
         going_on = set(step.decodes)
         rows = [row for row, request in enumerate(drawn.requests) if request in going_on]
         logits = self.runner.forward_ahead(step.decodes, drawn.only(rows))
-        self._ahead = draw(logits, step.decodes, ahead=1)
+        if logits is not None:
+            self._ahead = draw(logits, step.decodes, ahead=1)
 
     def _goes_on(self, step: Schedule) -> bool:
         """Whether nobody else is to be computed, nobody's end is known, and no draw looks back."""

@@ -202,9 +202,7 @@ class PromptGraphs:
 
     def _graph(self, size: int, reach: int, route: Route | None) -> _Graph | None:
         def make() -> _Graph:
-            return _Graph(self._run, self._capture, self._chunk(size, reach))
+            chunk = Chunk.of(size, reach, self._plan, self._usual_requests, self._device)
+            return _Graph(self._run, self._capture, chunk)
 
         return self.making.get((size, reach, route), make)
-
-    def _chunk(self, size: int, reach: int) -> Chunk:
-        return Chunk.of(size, reach, self._plan, self._usual_requests, self._device)

@@ -75,7 +75,7 @@ class ModelRunner:
 
     @property
     def graph_rows(self) -> int:
-        """Most decodes of a step that is sure to be replayed from a graph; 0 = none is."""
+        """Most decodes of a step that is replayed from a graph; 0 = none, or not of every size."""
         broken = self._graphs is not None and self._graphs.making.failed
         return 0 if broken else self._graph_rows
 
@@ -106,14 +106,15 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def forward_ahead(self, requests: Sequence[Request], tokens: torch.Tensor) -> torch.Tensor:
+    def forward_ahead(
+        self, requests: Sequence[Request], tokens: torch.Tensor
+    ) -> torch.Tensor | None:
         """Logits [R, vocabulary] of the tokens int64 [R] that follow those being computed.
 
-        Replayed from a graph, of `graph_rows` requests at most, which have pages for them.
+        Replayed from a graph, of `graph_rows` requests at most, which have pages for them. None:
+        no graph can be made.
         """
-        logits = self._decode_graphs().compute(requests, tokens)
-        assert logits is not None, "the step before was replayed by the same graph"
-        return logits
+        return self._decode_graphs().compute(requests, tokens)
 
     def _call(
         self,
