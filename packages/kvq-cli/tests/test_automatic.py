@@ -122,8 +122,7 @@ def test_formats_that_are_known_to_ruin_a_model_are_passed_over():
 
 
 def checked(found: Any, name: str) -> None:
-    plan = choose_cache(name, found.shape, found.options, CPU, DTYPE).plan
-    check_context(found, name, plan)
+    check_context(found, choose_cache(name, found.shape, found.options, CPU, DTYPE))
 
 
 def test_an_asked_context_that_cannot_fit_is_refused_with_what_would_do():

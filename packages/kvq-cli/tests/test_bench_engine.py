@@ -1,6 +1,7 @@
 """`kvq bench engine`: the step that is timed is the one that was asked for."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from kvq_cli import cgroups, machine
 from kvq_cli.benching import engines, peer, session
 from kvq_cli.benching.plan import EnginePlan, RandomModel, parse_steps
 from kvq_cli.config import ConfigError
+from kvq_cli.engine.runner import ModelRunner
 from kvq_cli.main import app
 from kvq_cli.models import attention
 from kvq_cli.plots import bar_chart
@@ -44,8 +46,6 @@ def test_the_timed_steps_have_the_tokens_of_their_case(plan, monkeypatch):
         steps.append([(r.num_computed, count) for r, count in step.work])
         return forward(runner, step)
 
-    from kvq_cli.engine.runner import ModelRunner
-
     forward = ModelRunner.forward
     monkeypatch.setattr(ModelRunner, "forward", noted)
     decode, extend = CASES
@@ -59,6 +59,19 @@ def test_the_timed_steps_have_the_tokens_of_their_case(plan, monkeypatch):
     assert not steps
     engine.step()
     assert steps.pop() == [(32, 24)]
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(None, [CASES[1]]), (0, [])])
+def test_prompts_that_are_replayed_are_found_as_served(tokens, measured, monkeypatch):
+    given = EnginePlan(RandomModel.parse(TINY, "4/2x64"), ("q8_0",), CASES, device="cpu", repeat=1)
+    plan, calls = replace(given, graph_tokens=tokens), []
+    model = engines.make_model(plan)
+    for case in CASES:
+        monkeypatch.setattr(ModelRunner, "narrow_prompts", lambda _, case=case: calls.append(case))
+        engines.make_engine(model, plan, "q8_0", case)
+    assert calls == measured
+    record = session.run(plan, "kvq bench engine", lambda *_: None)
+    assert ("prompts without graphs" in record["title"]) == (tokens == 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -58,8 +58,8 @@ def test_what_was_promised_before_weights_loaded_is_what_the_pool_gets(tiny, nam
     path, loaded = tiny
     options = {"memory_ratio": 0.25, "max_running_requests": 1, "max_prefill_tokens": 16}
     before = room_of(path, loaded, **options)
-    plan = choose_cache(name, before.shape, before.options, CPU, DTYPE).plan
-    promised = before.sized(plan, before.budget)
+    choice = choose_cache(name, before.shape, before.options, CPU, DTYPE)
+    promised = before.sized(choice, before.budget)
     assert promised.context < 65536
     wanted = options_of(path, kv_cache_dtype=name, **options)
     found = compose.build_engine(wanted).summary

@@ -21,6 +21,7 @@ from kvq_cli.config import (
     parse_formats,
     quality_notes,
 )
+from kvq_cli.engine.cache import CacheChoice
 from kvq_cli.evaluation.evidence import HARMLESS, RUINS, Evidence, known
 from kvq_cli.ladder import DEFAULT, LADDER, ordered, rung
 from kvq_cli.models.source import ModelSource
@@ -49,16 +50,17 @@ class Room:
     budget: Budget
     evidence: Evidence | None = None
 
-    def context(self, plan: PoolPlan) -> int:
-        """The longest request that a pool of this plan can hold, up to the one asked for."""
+    def context(self, choice: CacheChoice) -> int:
+        """The longest request that such a cache can hold, up to the one asked for."""
         try:
-            return self.sized(plan, self.budget).context
+            return self.sized(choice, self.budget).context
         except BudgetError:
             return 0
 
-    def sized(self, plan: PoolPlan, budget: Budget) -> Sizing:
-        """A pool of this plan in a budget; `BudgetError` where there is none."""
-        return sizing.chosen(self.shape, plan, self.limits, budget, self.options.size_tokens)
+    def sized(self, choice: CacheChoice, budget: Budget) -> Sizing:
+        """A pool for such a cache in a budget; `BudgetError` where there is none."""
+        limits = replace(self.limits, by_reference=choice.by_reference)
+        return sizing.chosen(self.shape, choice.plan, limits, budget, self.options.size_tokens)
 
     @property
     def asked(self) -> int:
@@ -73,9 +75,9 @@ class Room:
         """Whether the user named what must fit; else it is all that the model was made for."""
         return self.options.max_model_len is not None or self.options.size_tokens is not None
 
-    def fits(self, plan: PoolPlan) -> bool:
+    def fits(self, choice: CacheChoice) -> bool:
         """Whether the longest request that is asked for does."""
-        return self.context(plan) >= self.asked
+        return self.context(choice) >= self.asked
 
     @property
     def exact(self) -> str:
@@ -108,16 +110,16 @@ class Room:
         ]
         return harmless[-1] if harmless else self.exact
 
-    def served(self) -> list[tuple[str, PoolPlan]]:
-        """Formats that a backend serves, from the most exact to the smallest, and their pools."""
+    def served(self) -> list[tuple[str, CacheChoice]]:
+        """Formats that a backend serves, from the most exact to the smallest, and their caches."""
         means = self.options, self.device, self.dtype
-        plans: dict[str, PoolPlan] = {}
+        choices: dict[str, CacheChoice] = {}
         for name in self.candidates:
             try:
-                plans[name] = choose_cache(name, self.shape, *means).plan
+                choices[name] = choose_cache(name, self.shape, *means)
             except (CacheFormatError, UnsupportedError):
                 continue
-        sizes = {name: self._request_bytes(plan) for name, plan in plans.items()}
+        sizes = {name: self._request_bytes(choice.plan) for name, choice in choices.items()}
         most = sizes.get(self.exact)
         rungs = [
             rung(name, size, self.evidence)
@@ -125,7 +127,8 @@ class Room:
             if name != self.exact and (most is None or size < most)
         ]
         names = [each.name for each in ordered(rungs)]
-        return [(name, plans[name]) for name in ([self.exact] if most is not None else []) + names]
+        first = [self.exact] if most is not None else []
+        return [(name, choices[name]) for name in first + names]
 
     def _request_bytes(self, plan: PoolPlan) -> int:
         """Bytes of a cache that holds the longest request that is asked for."""
@@ -185,7 +188,7 @@ def limits_of(
         packed_prefill=options.prefill_reads == "packed",
         scratch_bytes=options.scratch_bytes,
         graph_rows=options.graph_rows(on_host=on_host),
-        graph_tokens=options.graph_tokens,
+        graph_tokens=options.graph_tokens(shape, on_host=on_host),
         state_snapshots=options.snapshots,
     )
 
@@ -202,7 +205,7 @@ def automatic(room: Room) -> tuple[str, str]:
 def _chosen(room: Room) -> tuple[str, str]:
     served, asked = room.served(), f"{room.asked:,} tokens of context"
     taken, names = "is taken for the KV cache", [name for name, _ in served]
-    fitting = next((name for name, plan in served if room.fits(plan)), None)
+    fitting = next((name for name, choice in served if room.fits(choice)), None)
     default = room.default(names)
     # a rung above the default is as good as asked for
     enough = default in names and fitting in names[: names.index(default) + 1]
@@ -247,7 +250,7 @@ def check_longest(tokens: int) -> None:
         )
 
 
-def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:
+def check_context(room: Room, choice: CacheChoice) -> None:
     """Raise `ConfigError` where a request as long as the user asked for can never run.
 
     A context that nobody asked for is the model's own, and cut to what fits.
@@ -264,13 +267,13 @@ def check_context(room: Room, cache_dtype: str, plan: PoolPlan) -> None:
     # Weights take less than their files say where parts of them stay unread: what is refused here
     # would not fit without any.
     free = room.budget.free_before_bytes
-    if replace(room, budget=replace(room.budget, free_after_bytes=free)).fits(plan):
+    if replace(room, budget=replace(room.budget, free_after_bytes=free)).fits(choice):
         return
-    longest = room.context(plan)
+    longest = room.context(choice)
     fitting = [name for name, other in room.served() if room.fits(other)]
     instead = f"it fits in {', '.join(fitting)}" if fitting else f"it fits in {room.nothing}"
     raise ConfigError(
-        f"{given} does not fit in a cache of {cache_dtype}: "
+        f"{given} does not fit in a cache of {choice.cache_dtype}: "
         f"{f'at most {longest:,} tokens do' if longest else 'no request does'}. With this memory "
         f"{instead}; or lower max_model_len or max_prefill_tokens, or raise memory_ratio "
         f"({room.budget.memory_ratio:g} of {room.budget.free_before_bytes:,} free bytes, less "

@@ -76,8 +76,8 @@ def build_engine(
     choice = choose_cache(cache_dtype, shape, options, device, dtype)
     # what does not fit without weights will not fit beside them
     bare = replace(budget, free_after_bytes=budget.free_before_bytes)
-    check_longest(room.sized(choice.plan, bare).context)
-    check_context(room, choice.cache_dtype, choice.plan)
+    check_longest(room.sized(choice, bare).context)
+    check_context(room, choice)
 
     for note in (*declared, *evidence.notes(source.path, shape)):
         report(note)
@@ -87,7 +87,7 @@ def build_engine(
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     measured = replace(budget, free_after_bytes=_left(budget, loaded, device))
-    size = room.sized(choice.plan, measured)
+    size = room.sized(choice, measured)
     check_longest(size.context)
     attention.install(loaded.model)
     rotary.settle(loaded.model, limits.context)
@@ -109,9 +109,14 @@ def build_engine(
         namespace=identity(source.path) or name,
     )
 
+    if options.cuda_graph_max_prefill_tokens is None:
+        engine.runner.narrow_prompts()
     decodes, prompts = engine.runner.prepare()
     if decodes or prompts:
-        report(f"CUDA graphs made: {decodes} of decodes, {prompts} of prompts' chunks")
+        chunks = f"{prompts} of prompts' chunks of up to {engine.runner.graph_tokens} tokens"
+        report(
+            f"CUDA graphs made: {decodes} of decodes, {chunks if prompts else 'none of prompts'}"
+        )
 
     def summarize(engine: Engine) -> EngineSummary:
         cache = engine.cache
@@ -184,7 +189,9 @@ def assemble(
     means = CacheMeans(
         choose=choose,
         free_bytes=lambda: machine.free_bytes(device, mapped),
-        workspace_bytes=lambda longest: limits.needs(shape, min(context, longest)),
+        workspace_bytes=lambda chosen, longest: replace(
+            limits, by_reference=chosen.by_reference
+        ).needs(shape, min(context, longest)),
         host_free_bytes=lambda: max(0, machine.free_bytes(torch.device("cpu"), mapped)),
         shared=device.type == "cpu",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvq_cli.config import ConfigError
+from kvq_cli.config import ConfigError, ModelGeometry
 from kvq_cli.config.declared import AUTO
 from kvq_cli.quoting import quoted
 from kvq_cli.sizing import default_snapshots
@@ -13,7 +13,8 @@ CACHE_TYPES = ("prefix", "none")
 PREFILL_READS = ("own", "packed")
 ON_FAILED_CHECK = ("refuse", "fallback")
 ISO = ("iso3", "iso4")
-GRAPH_ROWS = 64  # most decodes of a step that graphs replay where nobody says
+# Most decodes of a step, and tokens of a prompt's chunk, that graphs replay where nobody says
+GRAPH_ROWS, GRAPH_TOKENS = 64, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class ServeOptions:
     cuda_graph_max_bs : decodes of a step up to which it is replayed from a CUDA graph; 0 = none is,
         None = as many as may run, 64 at most, where there can be graphs
     cuda_graph_max_prefill_tokens : tokens of a prompt's chunk up to which it is replayed, where
-        nothing else is in its step, from a CUDA graph, max_prefill_tokens at most; 0 = none is
+        nothing else is in its step, from a CUDA graph, max_prefill_tokens at most; 0 = none is,
+        None = 1,024 at most, where measured at the start it is not slower
     compile : the model's norms, rotary embedding and feed-forward's product by torch.compile
     prefill_scratch_mb : that decoded tokens of a prompt's past may take while they are read (MiB);
         0 = none
@@ -61,7 +63,7 @@ class ServeOptions:
     prefill_reads: str = "own"
     prefill_scratch_mb: int = 128
     cuda_graph_max_bs: int | None = None
-    cuda_graph_max_prefill_tokens: int = 0
+    cuda_graph_max_prefill_tokens: int | None = None
     compile: bool = False
     memory_ratio: float | None = None
     attention_backend: str = "auto"
@@ -80,7 +82,7 @@ class ServeOptions:
                 f"cuda_graph_max_bs must be at least 0, got {self.cuda_graph_max_bs}; with 0 "
                 "nothing is replayed"
             )
-        if self.cuda_graph_max_prefill_tokens < 0:
+        if (self.cuda_graph_max_prefill_tokens or 0) < 0:
             raise ConfigError(
                 "cuda_graph_max_prefill_tokens must be at least 0, got "
                 f"{self.cuda_graph_max_prefill_tokens}; with 0 no prompt is replayed"
@@ -145,10 +147,13 @@ class ServeOptions:
             most = 0 if on_host else GRAPH_ROWS
         return min(most, self.max_running_requests)
 
-    @property
-    def graph_tokens(self) -> int:
+    def graph_tokens(self, shape: ModelGeometry, *, on_host: bool) -> int:
         """Most tokens of a prompt's chunk that graphs replay."""
-        return min(self.cuda_graph_max_prefill_tokens, self.max_prefill_tokens)
+        most = self.cuda_graph_max_prefill_tokens
+        if most is None:
+            without = on_host or shape.state is not None or self.prefill_reads == "packed"
+            most = 0 if without else GRAPH_TOKENS
+        return min(most, self.max_prefill_tokens)
 
     @property
     def snapshots(self) -> int:

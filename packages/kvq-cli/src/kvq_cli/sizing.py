@@ -25,8 +25,8 @@ class Limits:
     context : most tokens of a request
     page_tokens : tokens of a page
     max_prefill_tokens : most prompt tokens computed in a step
-    value_bytes, on_host, packed_prefill, scratch_bytes, graph_rows, graph_tokens, ranks : as in
-        `workspace`
+    value_bytes, on_host, by_reference, packed_prefill, scratch_bytes, graph_rows, graph_tokens,
+        ranks : as in `workspace`
     workspace_bytes : known beforehand; None = estimated
     state_snapshots : states of linear-attention layers beside those of running requests
     """
@@ -37,6 +37,7 @@ class Limits:
     max_prefill_tokens: int
     value_bytes: int = 2
     on_host: bool = False
+    by_reference: bool = True
     packed_prefill: bool = False
     scratch_bytes: int = 0
     graph_rows: int = 0
@@ -80,6 +81,7 @@ class Limits:
             max_prefill_tokens=self.max_prefill_tokens,
             value_bytes=self.value_bytes,
             on_host=self.on_host,
+            by_reference=self.by_reference,
             packed_prefill=self.packed_prefill,
             scratch_bytes=self.scratch_bytes,
             graph_rows=self.graph_rows,

@@ -218,7 +218,7 @@ def test_every_option_reaches_the_engine(start):
     assert options_of(process) == wanted | {
         "num_pages": None,
         "compile": False,
-        "cuda_graph_max_prefill_tokens": 0,
+        "cuda_graph_max_prefill_tokens": None,
         "state_snapshots": None,
     }
     assert "name" in process.said.partition("curl")[2]

@@ -15,6 +15,7 @@ from kvq_cli import compose
 from kvq_cli.compose import ServeOptions, build_engine, check_graphs, choose_cache
 from kvq_cli.config import ConfigError, geometry
 from kvq_cli.engine import prompt_graphs
+from kvq_cli.engine.runner import ModelRunner
 
 
 def engine_over(model, tokens, backends=REFERENCE, **options):
@@ -142,6 +143,94 @@ def test_an_engine_makes_its_graphs_at_the_start_and_anew_for_another_cache():
     assert engine_over(llama(head_dim=64), 0).runner.prepare() == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("host", "enough", "overhead", "most"),
+    [
+        pytest.param(10, 16, 0, 100, id="the host launches for longer than all take"),
+        pytest.param(3, 16, 0, 32, id="than some take"),
+        pytest.param(0, 16, 0, 16, id="the device takes longer for each token"),
+        pytest.param(0, 64, 0, 64, id="than to read the weights for many"),
+        pytest.param(0, 100, 0, 100, id="to read the weights"),
+        pytest.param(10, 16, 10, 0, id="graphs are slow"),
+    ],
+)
+def test_chunks_that_a_graph_makes_slower_are_not_replayed(host, enough, overhead, most):
+    """Times of a device as many of whose tokens as are enough take as long as one."""
+    engine = engine_over(llama(head_dim=64), None, max_prefill_tokens=100, page_tokens=16)
+    sizes, computed = [], engine.runner._call
+
+    def call(tokens, *rest):
+        sizes.append(tokens.shape[1])
+        return computed(tokens, *rest)
+
+    def seconds(work):
+        before = len(replayed)
+        work()
+        device = max(1.0, sizes[-1] / enough)
+        return device + overhead if len(replayed) > before else max(host, device)
+
+    engine.runner._call, engine.runner._graph_tokens, engine.runner._seconds = call, 100, seconds
+    engine.runner.narrow_prompts()
+    assert engine.runner.graph_tokens == most
+    fitting = {n for n in (16, 32, 64, 100) if n <= most}
+    assert engine.runner.prepare()[1] == len(made(engine)) == len(fitting)
+    assert {size for size, _ in made(engine)} == fitting
+    engine.runner.forget_graphs()
+    engine.runner._seconds = lambda work: pytest.fail("measured again")
+    for n in (5, 30, 60, 90):
+        run(engine, {f"{n}": (random_prompt(n, n), greedy(1))})
+    assert {size for size, _ in made(engine)} == fitting
+
+
+def test_where_no_graph_can_be_made_none_is_measured(caplog):
+    engine = engine_over(llama(head_dim=64), None, max_prefill_tokens=100, page_tokens=16)
+
+    def failing(run):
+        raise RuntimeError("no capture")
+
+    engine.runner._capture, engine.runner._graph_tokens = lambda: failing, 100
+    engine.runner.narrow_prompts()
+    assert engine.runner.prepare() == (0, 0) and engine.runner.graph_tokens == 0
+    assert len(caplog.records) == 1
+
+
+def test_nobody_replays_prompts_without_a_gpu():
+    assert engine_over(llama(head_dim=64), None).runner.graph_tokens == 0
+    shapes = {name: geometry(tiny(name).config.to_dict()) for name in ("llama", "qwen3_next")}
+    tokens = {
+        (name, reads): ServeOptions("m", max_prefill_tokens=most, prefill_reads=reads).graph_tokens(
+            shape, on_host=False
+        )
+        for name, shape in shapes.items()
+        for reads, most in (("own", 2048), ("packed", 2048))
+    }
+    assert tokens == {
+        ("llama", "own"): 1024,
+        ("llama", "packed"): 0,
+        ("qwen3_next", "own"): 0,
+        ("qwen3_next", "packed"): 0,
+    }
+    fewer = ServeOptions("m", max_prefill_tokens=512)
+    assert fewer.graph_tokens(shapes["llama"], on_host=False) == 512
+
+
+@pytest.mark.parametrize(("tokens", "measured"), [(None, 1), (0, 0)])
+def test_prompts_are_measured_at_the_start_where_nobody_says(
+    tokens, measured, tmp_path, monkeypatch
+):
+    model, calls = llama_of(head_dim=64), []
+    model.save_pretrained(tmp_path)
+
+    def narrow(runner):
+        calls.append(runner)
+
+    monkeypatch.setattr(compose, "load", lambda *_, **__: loaded_from(model))
+    monkeypatch.setattr(ModelRunner, "narrow_prompts", narrow)
+    options = ServeOptions(str(tmp_path), device="cpu", cuda_graph_max_prefill_tokens=tokens)
+    engine = build_engine(options, lambda _: None)._engine
+    assert calls == [engine.runner] * measured
+
+
 def test_what_dense_kernels_would_take_is_not_replayed(monkeypatch):
     """They need the request's sizes on the host, which a graph does not know."""
     engine = engine_over(llama(head_dim=64), 16)
@@ -264,8 +353,8 @@ def test_a_gpu_replays_a_chunk_without_a_launch_from_the_host():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tokens", [0, 64])
-def test_a_server_on_a_gpu_says_what_it_replays(tokens, tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokens", [None, 0, 64])
+def test_a_server_on_a_gpu_replays_prompts_unless_told_otherwise(tokens, tmp_path, monkeypatch):
     model = llama_of(dtype="bfloat16", head_dim=64).to("cuda", torch.bfloat16)
     model.save_pretrained(tmp_path)
     monkeypatch.setattr(compose, "load", lambda *_, **__: loaded_from(model))
@@ -275,8 +364,15 @@ def test_a_server_on_a_gpu_says_what_it_replays(tokens, tmp_path, monkeypatch):
     said = []
     engine = build_engine(options, said.append)._engine
     told = [words for words in said if words.startswith("CUDA graphs made")]
-    chunks = 3 if tokens else 0
-    assert told == [f"CUDA graphs made: 5 of decodes, {chunks} of prompts' chunks"]
+    if tokens == 0:
+        assert told == ["CUDA graphs made: 5 of decodes, none of prompts"]
+    else:
+        most = engine.runner.graph_tokens
+        assert 0 < most <= 64 if tokens else most > 0, "a host launches for longer than this takes"
+        assert told == [
+            f"CUDA graphs made: 5 of decodes, {len(made(engine))} of prompts' chunks of up to "
+            f"{most} tokens"
+        ]
     deltas = run(engine, {"a": (random_prompt(40), greedy(4))})["a"]
     assert deltas[-1].finish_reason == "length"
 

@@ -292,7 +292,7 @@ def test_a_format_that_no_backend_reads_is_refused(monkeypatch):
 def test_memory_that_is_not_there_is_refused_with_the_numbers():
     engine = make_engine(llama(), num_pages=64)
     cache, pool = engine.cache, engine.cache.pool
-    means = replace(cache._means, free_bytes=lambda: 1000, workspace_bytes=lambda _: 300)
+    means = replace(cache._means, free_bytes=lambda: 1000, workspace_bytes=lambda *_: 300)
     cache._means = means
     # what the present cache has may be used: that much and 700 bytes fit, and no page more
     fits = pool.plan.pages_for(pool.nbytes + 700)

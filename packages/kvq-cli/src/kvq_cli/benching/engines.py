@@ -201,6 +201,8 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         num_pages=_num_pages(options, plan, case),
         context=tokens,
     )
+    if plan.graph_tokens is None and isinstance(case, Extend):
+        engine.runner.narrow_prompts()  # as served
     _clear(engine.cache.pool)
     runner: Any = Pretending(engine.runner)
     engine.runner = engine.computing.runner = runner

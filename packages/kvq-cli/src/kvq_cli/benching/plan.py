@@ -56,7 +56,7 @@ class EnginePlan:
     formats : of the cache, as `kvq serve` takes them
     cases : steps: decodes of so many requests with so many tokens, prompts' chunks over a past
     graph_rows : most decodes of a step that CUDA graphs replay; 0 = none, None = as served
-    graph_tokens : most tokens of a prompt that they replay
+    graph_tokens : most tokens of a prompt that they replay; 0 = none, None = as served
     compile : the small parts of the model
     peer : whether transformers' own generate decodes and computes whole prompts, too
     extend_routes : whether prompts over a past are also computed by each route of extend
@@ -71,7 +71,7 @@ class EnginePlan:
     attention_backend: str = "auto"
     page_tokens: int = 16
     graph_rows: int | None = None
-    graph_tokens: int = 0
+    graph_tokens: int | None = None
     compile: bool = False
     peer: bool = False
     extend_routes: bool = False

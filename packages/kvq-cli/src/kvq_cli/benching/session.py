@@ -198,6 +198,7 @@ def _record(plan: EnginePlan, command: str, device: str, rows: list[Row], second
     name = plan.model.name if isinstance(plan.model, RandomModel) else plan.model
     kind = "Steps of the engine"
     kind += ", compiled" * plan.compile + ", by route of extend" * plan.extend_routes
+    kind += ", prompts without graphs" * (plan.graph_tokens == 0)
     hardware = machine.hardware(device)
     versions = machine.versions(device)
     packages = {"transformers": transformers, "kvq-cli": kvq_cli, "kvq-pools": kvq_pools}

@@ -79,7 +79,7 @@ def engine(
     attention_backend: o.EngineBackend = "auto",
     page_tokens: o.EnginePage = 16,
     cuda_graph_max_bs: o.EngineGraphs = None,
-    cuda_graph_max_prefill_tokens: o.EngineGraphTokens = 0,
+    cuda_graph_max_prefill_tokens: o.EngineGraphTokens = None,
     compile: o.EngineCompile = False,
     peer: o.EnginePeer = False,
     extend_routes: o.EngineRoutes = False,
@@ -123,7 +123,7 @@ def engine(
     said += [f"--page-tokens {page_tokens} --repeat {repeat}"]
     if cuda_graph_max_bs is not None:
         said += [f"--cuda-graph-max-bs {cuda_graph_max_bs}"]
-    if cuda_graph_max_prefill_tokens:
+    if cuda_graph_max_prefill_tokens is not None:
         said += [f"--cuda-graph-max-prefill-tokens {cuda_graph_max_prefill_tokens}"]
     flags = {"--compile": compile, "--peer": peer, "--extend-routes": extend_routes}
     said += [option for option, on in flags.items() if on]

@@ -164,12 +164,13 @@ EngineGraphs = Annotated[
     ),
 ]
 EngineGraphTokens = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--cuda-graph-max-prefill-tokens",
         metavar="N",
         min=0,
         help="As `kvq serve` takes it; 0: none.",
+        show_default=False,
     ),
 ]
 EngineCompile = Annotated[bool, typer.Option("--compile", help="As `kvq serve` takes it.")]

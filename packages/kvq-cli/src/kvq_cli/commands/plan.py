@@ -38,7 +38,7 @@ def plan(
     from kvq_cli.config import filled_in, geometry, parse_formats
     from kvq_cli.evaluation import evidence as evaluations
     from kvq_cli.models.raw_config import find_config, raw_config
-    from kvq_cli.serve_options import GRAPH_ROWS
+    from kvq_cli.serve_options import GRAPH_ROWS, GRAPH_TOKENS
     from kvq_cli.sizing import Limits, default_snapshots
 
     name, path = find_config(config if config is not None else str(model))
@@ -51,8 +51,10 @@ def plan(
         page_tokens or (64 if grouped else 16),
         max_running_requests,
         max_prefill_tokens,
+        by_reference=False,
         scratch_bytes=prefill_scratch_mb << 20,
         graph_rows=min(GRAPH_ROWS, max_running_requests),
+        graph_tokens=0 if shape.state is not None else min(GRAPH_TOKENS, max_prefill_tokens),
         ranks=tp,
         workspace_bytes=parse_bytes(workspace) if workspace else None,
         state_snapshots=(

@@ -35,7 +35,7 @@ def serve(
     prefill_reads: o.PrefillReads = "own",
     prefill_scratch_mb: o.PrefillScratch = 128,
     cuda_graph_max_bs: o.GraphRows = None,
-    cuda_graph_max_prefill_tokens: o.GraphTokens = 0,
+    cuda_graph_max_prefill_tokens: o.GraphTokens = None,
     compile: o.Compile = False,
     host: o.Host = "127.0.0.1",
     port: o.Port = 1919,

@@ -1,8 +1,8 @@
 """What computing a step takes beside weights and cache, at most.
 
 The terms follow `kvq serve`: a transformers model that keeps one layer's activations at a time,
-over the reference attention or, on a GPU, over kernels, whichever takes more. Tests hold them
-against the bytes that really live during steps, and against what kernels ask for.
+over the reference attention or, on a GPU, over kernels. Tests hold them against the bytes that
+really live during steps, and against what kernels ask for.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def workspace(
     max_prefill_tokens: int,
     value_bytes: int = 2,
     on_host: bool = False,
+    by_reference: bool = True,
     packed_prefill: bool = False,
     scratch_bytes: int = 0,
     graph_rows: int = 0,
@@ -95,6 +96,8 @@ def workspace(
         request and so many of prompts
     value_bytes : of what is computed with
     on_host : a CPU codes smaller chunks than a GPU
+    by_reference : whether the reference may compute some operation; it decodes a request's whole
+        context to float32, which kernels never do
     packed_prefill : whether prompts are read as decodes are, in parts that a GPU merges
     scratch_bytes : into which a GPU may decode the past of prompts that are not
     graph_rows, graph_tokens : decodes, and tokens of a prompt, of the largest steps that are
@@ -108,11 +111,13 @@ def workspace(
         context = min(context, model.window - 1 + max_prefill_tokens)
     width, rows = _widest_layer(model, ranks)
     projected = tokens * width * (4 * value_bytes + 2 * FP32)
-    seen = context * rows
-    decoded = 3 * seen * FP32  # keys, values and the packed rows of the latter
-    chunk = min(HOST_CHUNK_VALUES if on_host else DEVICE_CHUNK_VALUES, max(seen, tokens * rows))
-    scores = _score_bytes(-(-model.num_heads // ranks), context)
-    attention = decoded + chunk * CODEC_BYTES_PER_VALUE + scores
+    attention = 0
+    if by_reference:
+        seen = context * rows
+        decoded = 3 * seen * FP32  # keys, values and the packed rows of the latter
+        chunk = min(HOST_CHUNK_VALUES if on_host else DEVICE_CHUNK_VALUES, max(seen, tokens * rows))
+        scores = _score_bytes(-(-model.num_heads // ranks), context)
+        attention = decoded + chunk * CODEC_BYTES_PER_VALUE + scores
     if not on_host:
         running, prompt = max_running_requests, max_prefill_tokens
         extend = (
@@ -148,6 +153,7 @@ def workspace(
                 max_running_requests=rows,
                 max_prefill_tokens=tokens,
                 value_bytes=value_bytes,
+                by_reference=by_reference,
                 scratch_bytes=scratch,
                 ranks=ranks,
             )

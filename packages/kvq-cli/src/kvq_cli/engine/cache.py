@@ -39,6 +39,11 @@ class CacheChoice:
     backends: Choice
     check: AttentionCheck | None = None
 
+    @property
+    def by_reference(self) -> bool:
+        """Whether the reference computes some operation."""
+        return "reference" in self.backends.by_op().values()
+
 
 @dataclass(frozen=True, slots=True)
 class CacheMeans:
@@ -49,14 +54,14 @@ class CacheMeans:
     choose : cache dtype → choice; a ValueError says why there is none
     free_bytes : bytes that a pool may take beside weights and all that is allocated now; below 0
         where weights in mapped files, which take none until they are read, have no room
-    workspace_bytes : longest request (tokens) → bytes that computing it takes at its peak
+    workspace_bytes : choice, longest request (tokens) → bytes that computing takes at its peak
     host_free_bytes : bytes of host memory that copies of live pages may take meanwhile
     shared : whether host and pool memory are the same
     """
 
     choose: Callable[[str], CacheChoice]
     free_bytes: Callable[[], int]
-    workspace_bytes: Callable[[int], int]
+    workspace_bytes: Callable[[CacheChoice, int], int]
     host_free_bytes: Callable[[], int]
     shared: bool
 
@@ -199,7 +204,8 @@ class LiveCache:
                 f"{staged:,} bytes of live pages must be kept in host memory meanwhile and "
                 f"{host_free:,} are free; free memory or wait until requests have ended"
             )
-        free, workspace = self._means.free_bytes(), self._means.workspace_bytes(num_tokens)
+        free = self._means.free_bytes()
+        workspace = self._means.workspace_bytes(choice, num_tokens)
         aside = workspace + (staged if self._means.shared else 0)
         room = max(0, free + old - aside)
         needed = plan.nbytes(pages)

@@ -27,6 +27,7 @@ from kvq_pools import PoolPlan, pages_for_tokens
 
 # Tokens of the smallest graphs, and between larger ones; from 512 on a quarter at most
 FEW, APART = (16, 32), 64
+AS_LONG = 1.05  # times the other: what differs by less may be chance
 NEAREST, FARTHER = 8192, 8  # tokens of the shortest reach, and by how much the next one is longer
 
 Run = Callable[["Chunk"], torch.Tensor]
@@ -181,6 +182,32 @@ class PromptGraphs:
         self._usual_requests, self._device = usual_requests, device
         self.making: Making[tuple[int, int, Route | None], _Graph] = Making("prompts")
 
+    def narrow(self, seconds: Callable[[Callable[[], object]], float]) -> int:
+        """Leave out chunks that a graph makes slower: of how many tokens those are that stay.
+
+        A chunk is padded to the next size. To replay that takes no longer than to compute the size
+        before it where the host takes longer to launch a step than the device to compute it, or
+        the device as long to read the weights; the others' time is the device's.
+
+        `seconds`: that a call takes until the device is done
+        """
+        reach = self._reaches[0]
+
+        def slower(size: int) -> bool:
+            graph = self._graph(size, reach, None)
+            if graph is None:
+                return True
+            chunk = self._chunk(self._sizes[max(0, self._sizes.index(size) - 1)], reach)
+            return seconds(graph.replay) > AS_LONG * seconds(lambda: self._run(chunk))
+
+        *fewer, most = self._sizes
+        stay = len(fewer) + 1 if not slower(most) else bisect_left(fewer, True, key=slower)
+        graphs = self.making.graphs
+        for key in [key for key in graphs if key[0] not in self._sizes[:stay]]:
+            del graphs[key]
+        self._sizes = self._sizes[:stay]
+        return self._sizes[-1] if stay else 0
+
     def prepare(self) -> int:
         """Make all of them, the largest first, into whose memory the others fit; how many."""
         for reach, size in product(reversed(self._reaches), reversed(self._sizes)):
@@ -201,8 +228,10 @@ class PromptGraphs:
         return None if graph is None else graph.compute(request, count)
 
     def _graph(self, size: int, reach: int, route: Route | None) -> _Graph | None:
-        def make() -> _Graph:
-            chunk = Chunk.of(size, reach, self._plan, self._usual_requests, self._device)
-            return _Graph(self._run, self._capture, chunk)
+        return self.making.get(
+            (size, reach, route),
+            lambda: _Graph(self._run, self._capture, self._chunk(size, reach)),
+        )
 
-        return self.making.get((size, reach, route), make)
+    def _chunk(self, size: int, reach: int) -> Chunk:
+        return Chunk.of(size, reach, self._plan, self._usual_requests, self._device)

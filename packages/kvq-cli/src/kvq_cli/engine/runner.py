@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -22,6 +23,8 @@ from kvq_cli.engine.states import StatePool
 from kvq_cli.models.attention import StepContext
 from kvq_cli.models.linear import Part
 from kvq_pools import Pool
+
+TIMES = 3  # that a step is timed
 
 
 class ModelRunner:
@@ -78,6 +81,11 @@ class ModelRunner:
         """Most decodes of a step that is replayed from a graph; 0 = none, or not of every size."""
         broken = self._graphs is not None and self._graphs.making.failed
         return 0 if broken else self._graph_rows
+
+    @property
+    def graph_tokens(self) -> int:
+        """Most tokens of a prompt's chunk that is replayed from a graph; 0 = none is."""
+        return self._graph_tokens
 
     @torch.inference_mode()
     def forward(self, step: Schedule, *, every_token: bool = False) -> torch.Tensor:
@@ -161,10 +169,10 @@ class ModelRunner:
 
     def replays_prompt(self, count: int, past: int) -> bool:
         """Whether a step of a prompt's chunk behind so many tokens is replayed from a graph."""
-        if count > self._graph_tokens:
+        if count > self.graph_tokens:
             return False
         if self.extend_route is not None:  # which padding must not make take more rows
-            whole = count in sizes(min(self._graph_tokens, self.max_tokens))
+            whole = count in sizes(min(self.graph_tokens, self.max_tokens))
             return whole and self.extend_route.name != DENSE
         shape = self.geometry
         return not ops.extend_reads_host(
@@ -215,13 +223,31 @@ class ModelRunner:
         return self._call(*given, states)
 
     @torch.inference_mode()
+    def narrow_prompts(self) -> None:
+        """Measure chunks of prompts: those stay among the replayed that are not slower so."""
+        if self._graph_tokens:
+            self._graph_tokens = self._prompt_graphs().narrow(self._seconds)
+
+    @torch.inference_mode()
     def prepare(self) -> tuple[int, int]:
         """Make graphs, so that few requests wait for one: how many of decodes and of prompts."""
-        prompts = self._prompt_graphs().prepare() if self._graph_tokens else 0
+        prompts = self._prompt_graphs().prepare() if self.graph_tokens else 0
         decodes = self._decode_graphs().prepare() if self._graph_rows else 0
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # of what was computed once to make them
         return decodes, prompts
+
+    @torch.inference_mode()
+    def _seconds(self, work: Callable[[], object]) -> float:
+        """That it takes until the device is done, the quickest of some times."""
+        found = []
+        for _ in range(1 + TIMES):
+            start = time.perf_counter()
+            work()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            found.append(time.perf_counter() - start)
+        return min(found[1:])
 
     def forget_graphs(self) -> None:
         """Before the cache changes, whose addresses graphs hold: they are made anew when needed."""
