@@ -168,6 +168,21 @@ def test_a_fallback_is_taken_only_if_asked_for_and_named(
     assert status.attention_check is not None and status.attention_check.fallbacks == [words]
 
 
+def test_there_is_room_for_what_is_taken_before_weights_load(
+    tiny: Any, unloaded: Any, broken: None, monkeypatch: pytest.MonkeyPatch, auto_takes_triton: None
+) -> None:
+    """The reference decodes a whole context, which kernels do not."""
+
+    def checked(room: Any, choice: Any) -> None:
+        if choice.backends.decode == "triton":
+            raise ConfigError("no room for what was taken")
+
+    monkeypatch.setattr(compose, "check_context", checked)
+    unloaded()
+    with pytest.raises(ConfigError, match="no room for what was taken"):
+        build_engine(tiny(attention_backend="reference", on_failed_check="fallback"))
+
+
 def test_a_fallback_that_fails_too_is_refused(
     tiny: Any, unloaded: Any, broken: None, monkeypatch: pytest.MonkeyPatch, auto_takes_triton: None
 ) -> None:

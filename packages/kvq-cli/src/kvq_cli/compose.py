@@ -76,14 +76,19 @@ def build_engine(
     choice = choose_cache(cache_dtype, shape, options, device, dtype)
     # what does not fit without weights will not fit beside them
     bare = replace(budget, free_after_bytes=budget.free_before_bytes)
-    check_longest(room.sized(choice, bare).context)
-    check_context(room, choice)
+
+    def check_room(choice: CacheChoice) -> None:
+        check_longest(room.sized(choice, bare).context)
+        check_context(room, choice)
+
+    check_room(choice)
 
     for note in (*declared, *evidence.notes(source.path, shape)):
         report(note)
     report(f"attention: {choice.backends}")
     choice = checked_cache(choice, shape, options, device, dtype)
     report(f"attention {_checked(choice)}")
+    check_room(choice)  # what took a kernel's place may need more
     report(f"loading {source.name} ({options.model})")
     loaded = load(source, dtype=dtype, device=device, progress=progress)
     measured = replace(budget, free_after_bytes=_left(budget, loaded, device))
@@ -109,14 +114,7 @@ def build_engine(
         namespace=identity(source.path) or name,
     )
 
-    if options.cuda_graph_max_prefill_tokens is None:
-        engine.runner.narrow_prompts()
-    decodes, prompts = engine.runner.prepare()
-    if decodes or prompts:
-        chunks = f"{prompts} of prompts' chunks of up to {engine.runner.graph_tokens} tokens"
-        report(
-            f"CUDA graphs made: {decodes} of decodes, {chunks if prompts else 'none of prompts'}"
-        )
+    _prepare(engine.runner, options, report)
 
     def summarize(engine: Engine) -> EngineSummary:
         cache = engine.cache
@@ -285,6 +283,18 @@ def check_graphs(options: ServeOptions, device: torch.device, shape: ModelGeomet
             f"{shape.model_type} model has linear-attention layers, whose states a graph of a "
             "prompt does not follow; use 0"
         )
+
+
+def _prepare(runner: ModelRunner, options: ServeOptions, report: Callable[[str], None]) -> None:
+    """Make graphs before requests wait for them."""
+    if not (runner.graph_rows or runner.graph_tokens):
+        return
+    report("making CUDA graphs, and at the first start their kernels")
+    if options.cuda_graph_max_prefill_tokens is None:
+        runner.narrow_prompts()
+    decodes, prompts = runner.prepare()
+    chunks = f"{prompts} of prompts' chunks of up to {runner.graph_tokens} tokens"
+    report(f"CUDA graphs made: {decodes} of decodes, {chunks if prompts else 'none of prompts'}")
 
 
 def _checked(choice: CacheChoice) -> str:

@@ -102,6 +102,18 @@ def test_all_terms_fit_the_budget_and_one_more_page_does_not(config):
             assert total <= 16 * 2**30 < total + page
 
 
+def test_what_no_kernel_serves_leaves_room_for_the_reference(config):
+    """It decodes a request's whole context, as `kvq serve` knows."""
+
+    def bytes_of(*how: str, **changes: Any) -> int:
+        found = planned("--config", config("llama-3.1-8b", **changes), "--budget", "40GiB", *how)
+        return int(by_format(found, "workspace_bytes")["q4_0"])
+
+    assert bytes_of() == bytes_of("--page-tokens", "128") < 1 << 30
+    assert bytes_of("--page-tokens", "8") > 4 << 30
+    assert bytes_of(head_dim=160) > 4 << 30
+
+
 def test_snapshots_of_states_are_priced_where_a_model_has_states(config):
     hybrid = "--config", config("qwen3.5-35b-a3b"), "--budget", "16GiB"
     bytes_of = {

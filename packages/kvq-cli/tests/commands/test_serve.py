@@ -56,8 +56,9 @@ def test_ctrl_c_ends_it_with_one_line_and_requests_with_an_error(start):
         )
         next(iter(stream))
         process.process.send_signal(signal.SIGINT)
-        with pytest.raises(openai.APIError, match="stopping"):
+        with pytest.raises(openai.APIError, match="stopping") as cut:
             list(stream)
+        assert cut.value.code == "stopping"
     assert process.end() == 0
     after = process.said.partition("curl ")[2].splitlines()[1:]
     assert after == ["stopped"]

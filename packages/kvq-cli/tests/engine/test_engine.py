@@ -68,9 +68,21 @@ def test_one_request_may_fill_the_whole_cache():
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers(length, count):
     engine = make_engine(llama(), num_pages=8)
     params = SamplingParams(max_tokens=count, temperature=0.0)
-    with pytest.raises(RequestRejected, match=rf"{length} prompt tokens.*32 tokens"):
+    words = rf"^{length} prompt token{'s' * (length > 1)}( and|) .*32 tokens"
+    with pytest.raises(RequestRejected, match=words):
         engine.add("r", prompt(length), params)
     assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("shorter", "cure"), [(1, "with a larger --max-model-len"), (0, "made for more than .* posit")]
+)
+def test_a_longer_context_is_advised_where_it_can_be_had(shorter, cure):
+    model = llama()
+    context = model.config.max_position_embeddings - shorter
+    engine = make_engine(model, num_pages=context, max_model_len=context)
+    with pytest.raises(RequestRejected, match=cure):
+        engine.add("r", prompt(5), SamplingParams(max_tokens=context))
 
 
 def test_tokens_outside_the_vocabulary_are_refused():

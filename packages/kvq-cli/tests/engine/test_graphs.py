@@ -144,6 +144,30 @@ def test_what_waits_for_the_device_is_served_without_graphs(caplog):
     assert run(over, work)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_what_failed_is_done_before_anything_else_is(fails_at):
+    """Its tensors' memory is another's at once: a late write would be into that."""
+    written, calls = torch.zeros(8, device="cuda"), []
+
+    def late():
+        calls.append(len(calls))
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda._sleep(200_000_000)
+            written.add_(1)
+        if len(calls) > fails_at:
+            raise RuntimeError("cannot be captured")
+        return written.clone()
+
+    with pytest.raises(RuntimeError, match="cannot be captured"):
+        graphs.OnGpu()(late)
+    assert written.clone().tolist() == [min(fails_at + 1, 2)] * 8
+    again = graphs.OnGpu()  # and others can be made
+    replay, out = again(lambda: written * 2)
+    replay()
+    assert out.tolist() == (written * 2).tolist()
+
+
 def test_decodes_whose_graph_cannot_be_made_are_computed_without(caplog):
     model = llama(head_dim=64)
     work = {f"{n}": (random_prompt(9, n), greedy(6 + n)) for n in range(3)}

@@ -1,5 +1,6 @@
 """Prompts' chunks over tensors that stay: on a GPU from graphs, here by the same calls."""
 
+import gc
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,6 @@ from kvq_cli import compose
 from kvq_cli.compose import ServeOptions, build_engine, check_graphs, choose_cache
 from kvq_cli.config import ConfigError, geometry
 from kvq_cli.engine import prompt_graphs
-from kvq_cli.engine.runner import ModelRunner
 
 
 def engine_over(model, tokens, backends=REFERENCE, **options):
@@ -182,7 +182,7 @@ def test_chunks_that_a_graph_makes_slower_are_not_replayed(host, enough, overhea
     assert {size for size, _ in made(engine)} == fitting
 
 
-def test_where_no_graph_can_be_made_none_is_measured(caplog):
+def test_where_no_graph_can_be_made_none_is_measured_and_they_are_tried_anew(caplog):
     engine = engine_over(llama(head_dim=64), None, max_prefill_tokens=100, page_tokens=16)
 
     def failing(run):
@@ -190,8 +190,70 @@ def test_where_no_graph_can_be_made_none_is_measured(caplog):
 
     engine.runner._capture, engine.runner._graph_tokens = lambda: failing, 100
     engine.runner.narrow_prompts()
-    assert engine.runner.prepare() == (0, 0) and engine.runner.graph_tokens == 0
+    assert engine.runner.prepare() == (0, 0) and not made(engine)
     assert len(caplog.records) == 1
+    engine.runner._capture = lambda: capture_here
+    engine.rebuild(num_tokens=512)
+    run(engine, {"a": (random_prompt(90), greedy(1))})
+    assert [size for size, _ in made(engine)] == [100]
+
+
+def test_a_larger_cache_has_graphs_for_longer_chunks(monkeypatch):
+    """That a cache was too small for some says nothing of how fast they are."""
+    given = {"max_prefill_tokens": 512, "page_tokens": 16, "max_model_len": 1024, "num_pages": 4}
+    engine = engine_over(llama(head_dim=64), None, **given)
+    monkeypatch.setattr(engine.runner, "_graph_tokens", 512)
+    monkeypatch.setattr(engine.runner, "_seconds", lambda work: 1.0)
+    engine.runner.narrow_prompts()
+    assert engine.max_model_len == engine.runner.graph_tokens == 64
+    engine.rebuild(num_tokens=256)
+    assert engine.max_model_len == engine.runner.graph_tokens == 256
+    run(engine, {"a": (random_prompt(100), greedy(1))})
+    assert [size for size, _ in made(engine)] == [128]
+
+
+def test_chunks_are_measured_with_many_of_the_vocabulary(monkeypatch):
+    """Of mixtures of experts, one token over and over would read the weights of few."""
+    engine = engine_over(llama(head_dim=64), None, max_prefill_tokens=100, page_tokens=16)
+    computed, seen = engine.runner._call, []
+
+    def call(tokens, *rest):
+        seen.append(len(tokens.unique()))
+        return computed(tokens, *rest)
+
+    def seconds(work):
+        work()
+        assert seen[-1] > 16
+        return 1.0
+
+    monkeypatch.setattr(engine.runner, "_graph_tokens", 100)
+    monkeypatch.setattr(engine.runner, "_call", call)
+    monkeypatch.setattr(engine.runner, "_seconds", seconds)
+    engine.runner.narrow_prompts()
+    assert len(seen) == 3, "one to make the graph"
+
+
+@pytest.mark.gpu
+def test_where_all_prompts_are_slower_replayed_decodes_are(monkeypatch):
+    """From memory that no graph holds any more nothing can be captured."""
+    model = llama(head_dim=64).to("cuda", torch.bfloat16)
+    options = {"page_tokens": 16, "num_pages": 32, "max_prefill_tokens": 64, "cuda_graph_max_bs": 4}
+    work = {f"{n}": (random_prompt(20 + n, n), greedy(9)) for n in range(3)}
+    eager = run(engine_over(model, 0, TRITON, **options | {"cuda_graph_max_bs": 0}), work)
+    engine = engine_over(model, 64, TRITON, **options)
+
+    def seconds(work):
+        return float(isinstance(getattr(work, "__self__", None), torch.cuda.CUDAGraph))
+
+    monkeypatch.setattr(engine.runner, "_seconds", seconds)
+    engine.runner.narrow_prompts()
+    assert engine.runner.graph_tokens == 0 and not made(engine)
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert engine.runner.prepare() == (3, 0)
+    assert {name: tokens_of(got) for name, got in run(engine, work).items()} == {
+        name: tokens_of(got) for name, got in eager.items()
+    }
 
 
 def test_nobody_replays_prompts_without_a_gpu():
@@ -214,21 +276,17 @@ def test_nobody_replays_prompts_without_a_gpu():
     assert fewer.graph_tokens(shapes["llama"], on_host=False) == 512
 
 
-@pytest.mark.parametrize(("tokens", "measured"), [(None, 1), (0, 0)])
-def test_prompts_are_measured_at_the_start_where_nobody_says(
-    tokens, measured, tmp_path, monkeypatch
-):
-    model, calls = llama_of(head_dim=64), []
-    model.save_pretrained(tmp_path)
-
-    def narrow(runner):
-        calls.append(runner)
-
-    monkeypatch.setattr(compose, "load", lambda *_, **__: loaded_from(model))
-    monkeypatch.setattr(ModelRunner, "narrow_prompts", narrow)
-    options = ServeOptions(str(tmp_path), device="cpu", cuda_graph_max_prefill_tokens=tokens)
-    engine = build_engine(options, lambda _: None)._engine
-    assert calls == [engine.runner] * measured
+@pytest.mark.parametrize(("tokens", "measured"), [(None, 1), (0, 0), (64, 0)])
+def test_prompts_are_measured_at_the_start_where_nobody_says(tokens, measured, monkeypatch):
+    engine = engine_over(llama(head_dim=64), 64 if tokens is None else tokens, page_tokens=16)
+    calls, said = [], []
+    monkeypatch.setattr(engine.runner, "narrow_prompts", lambda: calls.append("measured"))
+    options = ServeOptions("m", cuda_graph_max_prefill_tokens=tokens)
+    compose._prepare(engine.runner, options, said.append)
+    assert len(calls) == measured
+    assert (
+        said == [] if tokens == 0 else said[1].endswith("1 of prompts' chunks of up to 16 tokens")
+    )
 
 
 def test_what_dense_kernels_would_take_is_not_replayed(monkeypatch):

@@ -333,7 +333,7 @@ def test_a_request_without_a_limit_ends_where_the_context_ends_now():
 
 def test_requests_that_can_never_fit_are_refused_by_what_binds():
     engine = make_engine(llama(), num_pages=200)
-    with pytest.raises(RequestRejected, match=r"257 .* context of 256 tokens .* --max-model-len"):
+    with pytest.raises(RequestRejected, match=r"257 .* context of 256 tokens .* a model made for"):
         engine.check(random_prompt(257), greedy(1))
     with pytest.raises(RequestRejected, match=r"200 prompt tokens and 57 to generate exceed"):
         engine.check(random_prompt(200), greedy(57))

@@ -35,7 +35,7 @@ def plan(
     from kvq_cli.chart import bar_chart
     from kvq_cli.commands import plan_view
     from kvq_cli.commands.sizes import parse_bytes, parse_lengths
-    from kvq_cli.config import filled_in, geometry, parse_formats
+    from kvq_cli.config import filled_in, geometry, kernels_serve, parse_formats
     from kvq_cli.evaluation import evidence as evaluations
     from kvq_cli.models.raw_config import find_config, raw_config
     from kvq_cli.serve_options import GRAPH_ROWS, GRAPH_TOKENS
@@ -46,12 +46,13 @@ def plan(
     shape = geometry(said)
     evidence = evaluations.known(path, shape)
     grouped = shape.index is not None and shape.index.ratio > 1
+    page_tokens = page_tokens or (64 if grouped else 16)
     limits = Limits(
         shape.max_position,
-        page_tokens or (64 if grouped else 16),
+        page_tokens,
         max_running_requests,
         max_prefill_tokens,
-        by_reference=False,
+        by_reference=not kernels_serve(shape, page_tokens),
         scratch_bytes=prefill_scratch_mb << 20,
         graph_rows=min(GRAPH_ROWS, max_running_requests),
         graph_tokens=0 if shape.state is not None else min(GRAPH_TOKENS, max_prefill_tokens),

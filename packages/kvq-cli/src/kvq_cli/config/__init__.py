@@ -18,7 +18,7 @@ from kvq_cli.config.formats import (
 from kvq_cli.config.geometry import Family, Index, Latent, ModelGeometry, State
 from kvq_cli.config.pools import build_plan, pages_per_request
 from kvq_cli.config.rotary import rotary_notes
-from kvq_cli.config.workspace import Workspace, usual_requests, workspace
+from kvq_cli.config.workspace import Workspace, kernels_serve, usual_requests, workspace
 
 __all__ = [
     "PLANNED",
@@ -43,6 +43,7 @@ __all__ = [
     "distinct",
     "filled_in",
     "geometry",
+    "kernels_serve",
     "pages_per_request",
     "parse_cache_dtype",
     "parse_formats",

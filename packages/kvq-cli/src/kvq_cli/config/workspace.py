@@ -13,7 +13,9 @@ from kvq_cli.config.geometry import ModelGeometry, State
 from kvq_codecs.codec import DEVICE_CHUNK_VALUES, HOST_CHUNK_VALUES
 from kvq_pools import heads_per_rank
 
-# As kvq_attention's reference has them; it imports torch, so a test compares instead.
+# As kvq_attention has them; it imports torch, so tests compare instead. What kernels have:
+KERNEL_HEAD_DIMS, KERNEL_PAGE_TOKENS = (64, 80, 96, 112, 128, 192, 256), (16, 32, 64, 128)
+# and the reference.
 SCORE_BYTES, BLOCK_ROWS = 64 << 20, 64
 # Kernels that decode cut requests into chunks, of an eighth of the largest at least, and have up
 # to so many query rows in a piece of work.
@@ -72,6 +74,11 @@ def usual_requests(max_running_requests: int) -> int:
     return -(-max_running_requests // 8)
 
 
+def kernels_serve(model: ModelGeometry, page_tokens: int) -> bool:
+    """Whether a GPU computes attention by kernels, where nothing else is asked for."""
+    return model.head_dim in KERNEL_HEAD_DIMS and page_tokens in KERNEL_PAGE_TOKENS
+
+
 def workspace(
     model: ModelGeometry,
     *,
@@ -96,8 +103,8 @@ def workspace(
         request and so many of prompts
     value_bytes : of what is computed with
     on_host : a CPU codes smaller chunks than a GPU
-    by_reference : whether the reference may compute some operation; it decodes a request's whole
-        context to float32, which kernels never do
+    by_reference : whether the reference may compute some operation of a GPU's, as all of a CPU's;
+        it decodes a request's whole context to float32, which kernels never do
     packed_prefill : whether prompts are read as decodes are, in parts that a GPU merges
     scratch_bytes : into which a GPU may decode the past of prompts that are not
     graph_rows, graph_tokens : decodes, and tokens of a prompt, of the largest steps that are
@@ -112,7 +119,7 @@ def workspace(
     width, rows = _widest_layer(model, ranks)
     projected = tokens * width * (4 * value_bytes + 2 * FP32)
     attention = 0
-    if by_reference:
+    if by_reference or on_host:
         seen = context * rows
         decoded = 3 * seen * FP32  # keys, values and the packed rows of the latter
         chunk = min(HOST_CHUNK_VALUES if on_host else DEVICE_CHUNK_VALUES, max(seen, tokens * rows))

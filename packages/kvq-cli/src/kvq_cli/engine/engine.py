@@ -91,14 +91,18 @@ class Engine:
         wanted, longest = params.max_tokens, self.max_model_len
         if len(prompt) + (wanted or 1) > longest:
             asked = f" and {wanted} to generate" if wanted is not None else ""
-            limit, cure = "context", "serve with a larger --max-model-len"
+            made_for = self.runner.geometry.max_position
+            limit, cure = "context", f"use a model made for more than {made_for} positions"
+            if longest < made_for:
+                cure = "serve with a larger --max-model-len"
             if longest < self.context_tokens:
                 limit, cure = "cache", "make the cache larger (kvq ctl cache --tokens)"
                 if longest < self.cache.num_tokens:
                     limit = "memory for computing"
             raise RequestRejected(
-                f"{len(prompt)} prompt tokens{asked} exceed the {limit} of {longest} tokens "
-                f"(prompt and generated together); shorten the prompt, lower max_tokens, or {cure}"
+                f"{len(prompt)} prompt token{'s' * (len(prompt) != 1)}{asked} exceed the {limit} "
+                f"of {longest} tokens (prompt and generated together); shorten the prompt, lower "
+                f"max_tokens, or {cure}"
             )
 
     def add(

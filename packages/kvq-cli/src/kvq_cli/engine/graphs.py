@@ -14,7 +14,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -63,30 +65,42 @@ def _no_wait() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
+@cache
+def _side_stream(device: int) -> Any:
+    """On which what is captured is tried: libraries keep workspaces for each stream, for good."""
+    stream: Any = torch.cuda.Stream
+    return stream(device)
+
+
 class OnGpu:
     """CUDA graphs that share their memory, as only one of them runs at a time."""
 
     def __init__(self) -> None:
-        # Of this object alone: a pool that no graph holds any more cannot be used again.
-        self._memory: Any = torch.cuda.graph_pool_handle()
-        stream: Any = torch.cuda.Stream
-        self._side = stream()  # one for all: torch keeps what each takes for itself
+        # A pool that no graph holds any more cannot be used again.
+        self._memory: Any = None
+        self._holding: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._side = _side_stream(torch.cuda.current_device())
 
     def __call__(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """A graph of `run`, and the tensor that its replays write."""
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()  # compiles kernels, and makes what libraries make once
-            with _no_wait():
-                run()
-        torch.cuda.current_stream().wait_stream(side)
+        try:
+            with torch.cuda.stream(side):
+                run()  # compiles kernels, and makes what libraries make once
+                with _no_wait():
+                    run()
+        finally:  # what failed may still write to tensors whose memory is another's soon
+            torch.cuda.current_stream().wait_stream(side)
+        if not self._holding:
+            self._memory = torch.cuda.graph_pool_handle()
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, pool=self._memory):
                 out = run()
         finally:  # torch leaves its own stream behind where the end of a capture fails
             torch.cuda.set_stream(here)
+        self._holding.add(graph)
         return graph.replay, out
 
 

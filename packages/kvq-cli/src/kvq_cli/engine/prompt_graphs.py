@@ -135,6 +135,11 @@ class _Graph:
         self.replay, self._logits = capture(once)
         self._columns = next(iter(chunk.batch.tables.values())).page_table.shape[1]
 
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Of the chunk [1, T]."""
+        return self._chunk.tokens
+
     def compute(self, request: Request, count: int) -> torch.Tensor:
         """Logits [1, vocabulary] of the last of the request's next `count` tokens."""
         on_gpu = self._chunk.block.device.type == "cuda"
@@ -182,26 +187,33 @@ class PromptGraphs:
         self._usual_requests, self._device = usual_requests, device
         self.making: Making[tuple[int, int, Route | None], _Graph] = Making("prompts")
 
-    def narrow(self, seconds: Callable[[Callable[[], object]], float]) -> int:
+    def narrow(
+        self, seconds: Callable[[Callable[[], object]], float], vocabulary: int
+    ) -> int | None:
         """Leave out chunks that a graph makes slower: of how many tokens those are that stay.
 
-        A chunk is padded to the next size. To replay that takes no longer than to compute the size
-        before it where the host takes longer to launch a step than the device to compute it, or
-        the device as long to read the weights; the others' time is the device's.
+        None: all stay. A chunk is padded to the next size. To replay that takes no longer than to
+        compute the size before it where the host takes longer to launch a step than the device to
+        compute it, or the device as long to read the weights; the others' time is the device's.
 
-        `seconds`: that a call takes until the device is done
+        `seconds`: that a call takes until the device is done; `vocabulary`: of the model, of whose
+        tokens a chunk has many, as experts are chosen by them
         """
         reach = self._reaches[0]
 
         def slower(size: int) -> bool:
             graph = self._graph(size, reach, None)
             if graph is None:
-                return True
+                return False  # nor is another made, and all is computed without
             chunk = self._chunk(self._sizes[max(0, self._sizes.index(size) - 1)], reach)
+            for tokens in (graph.tokens[0], chunk.tokens[0]):
+                tokens.copy_(torch.arange(len(tokens)) % vocabulary)
             return seconds(graph.replay) > AS_LONG * seconds(lambda: self._run(chunk))
 
         *fewer, most = self._sizes
-        stay = len(fewer) + 1 if not slower(most) else bisect_left(fewer, True, key=slower)
+        if not slower(most):
+            return None
+        stay = bisect_left(fewer, True, key=slower)
         graphs = self.making.graphs
         for key in [key for key in graphs if key[0] not in self._sizes[:stay]]:
             del graphs[key]

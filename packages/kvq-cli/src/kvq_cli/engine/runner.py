@@ -71,6 +71,7 @@ class ModelRunner:
         self._usual_requests = usual_requests
         self.max_tokens = 0
         self._graph_rows, self._graph_tokens = graph_rows, graph_tokens
+        self._not_slower: int | None = None  # tokens of prompts, replayed; None = as many as may be
         self._capture = capture
         self._captured: Capture | None = None
         self._graphs: DecodeGraphs | None = None
@@ -85,7 +86,8 @@ class ModelRunner:
     @property
     def graph_tokens(self) -> int:
         """Most tokens of a prompt's chunk that is replayed from a graph; 0 = none is."""
-        return self._graph_tokens
+        most = min(self._graph_tokens, self.max_tokens)
+        return most if self._not_slower is None else min(most, self._not_slower)
 
     @torch.inference_mode()
     def forward(self, step: Schedule, *, every_token: bool = False) -> torch.Tensor:
@@ -172,7 +174,7 @@ class ModelRunner:
         if count > self.graph_tokens:
             return False
         if self.extend_route is not None:  # which padding must not make take more rows
-            whole = count in sizes(min(self.graph_tokens, self.max_tokens))
+            whole = count in sizes(self.graph_tokens)
             return whole and self.extend_route.name != DENSE
         shape = self.geometry
         return not ops.extend_reads_host(
@@ -194,7 +196,7 @@ class ModelRunner:
             self._prompts = PromptGraphs(
                 lambda c: self._call(c.tokens, c.positions, c.last, None, c.batch),
                 self.pool.plan,
-                most=self._graph_tokens,
+                most=self.graph_tokens,
                 max_tokens=self.max_tokens,
                 usual_requests=self._usual_requests,
                 device=self.device,
@@ -225,8 +227,9 @@ class ModelRunner:
     @torch.inference_mode()
     def narrow_prompts(self) -> None:
         """Measure chunks of prompts: those stay among the replayed that are not slower so."""
-        if self._graph_tokens:
-            self._graph_tokens = self._prompt_graphs().narrow(self._seconds)
+        if self.graph_tokens:
+            vocabulary = self.geometry.vocab_size
+            self._not_slower = self._prompt_graphs().narrow(self._seconds, vocabulary)
 
     @torch.inference_mode()
     def prepare(self) -> tuple[int, int]:

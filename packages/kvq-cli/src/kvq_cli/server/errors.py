@@ -84,6 +84,11 @@ def _sendable(text: str, most: int) -> str:
     return shortened(text.encode("utf-8", "backslashreplace").decode(), most)
 
 
+def stopping() -> ApiError:
+    """Of requests that come, or are not done, when the server ends."""
+    return ApiError(503, "the server is stopping", code="stopping")
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The error to send for whatever was raised; what nobody foresaw is logged, not shown."""
     match error:

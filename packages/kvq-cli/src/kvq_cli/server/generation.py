@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from kvq_cli.engine.params import EngineFailed, RequestRejected, SamplingParams, TokenLogprobs
+from kvq_cli.engine.params import RequestRejected, SamplingParams, TokenLogprobs
 from kvq_cli.server.answers import (
     ChatLogprobs,
     PromptTokensDetails,
@@ -20,7 +20,7 @@ from kvq_cli.server.answers import (
     TextLogprobs,
     Usage,
 )
-from kvq_cli.server.errors import ApiError
+from kvq_cli.server.errors import ApiError, stopping
 from kvq_cli.server.latency import Latency
 from kvq_cli.server.places import Places
 from kvq_cli.server.tokens import LogprobTeller, TokenTexts
@@ -176,7 +176,7 @@ class Generation:
             async for delta in handle:
                 reason = delta.finish_reason
                 if reason == "abort" or reason == "error":  # the latter never: its handle raises
-                    raise EngineFailed("it is stopping")
+                    raise stopping()
                 seconds = time.perf_counter() - self._start
                 fresh = len(delta.token_ids)
                 if fresh and not previous:

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from kvq_cli.engine.params import EngineFailed
 from kvq_cli.server import errors
-from kvq_cli.server.errors import ApiError
+from kvq_cli.server.errors import ApiError, stopping
 from kvq_cli.server.generation import Service
 
 
@@ -30,7 +30,7 @@ def routes(service: Service) -> APIRouter:
         """200 while a new request would be computed at once or soon, else 503 with the reason."""
         require_healthy()
         if service.places.closed:
-            raise ApiError(503, "the server is stopping", code="stopping")
+            raise stopping()
         if engine.state == "rebuilding":
             raise ApiError(503, "the cache is being rebuilt", code="rebuilding")
         return {"status": "ready"}

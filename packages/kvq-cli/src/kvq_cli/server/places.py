@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 
-from kvq_cli.server.errors import ApiError
+from kvq_cli.server.errors import ApiError, stopping
 
 LONGEST_WAIT = 60  # seconds; what a client is told when nothing ended for long
 
@@ -32,7 +32,7 @@ class Places:
         429 when there are not so many now.
         """
         if self.closed:
-            raise ApiError(503, "the server is stopping", code="stopping")
+            raise stopping()
         if count > self.total:
             raise ApiError(
                 400,
