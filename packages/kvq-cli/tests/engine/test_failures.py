@@ -1,6 +1,8 @@
 """What goes wrong while a step is computed ends whose fault it was, and nobody else."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 import torch
@@ -95,6 +97,44 @@ def test_a_prompt_that_fails_fails_for_all_its_choices():
     engine.add("a", GOOD, greedy(WANT), ["b", "c"])
     out = finish(engine, ["a", "b", "c"])
     assert [[d.finish_reason for d in deltas] for deltas in out.values()] == [["error"]] * 3
+
+
+def test_what_a_step_had_is_free_before_it_is_tried_again():
+    """Its graphs and activations: of a step that took all memory the others would fail, too."""
+    engine = make_engine(llama(), attention_backend="reference")
+    held, alive = [], []
+    forward, recover = engine.runner.forward, engine.runner.recover
+
+    class Activations:
+        """What a frame holds."""
+
+    def deep(step, depth=3):
+        activations = Activations()
+        held.append(weakref.ref(activations))
+        if depth:
+            return deep(step, depth - 1)
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError as error:
+            raise ValueError("as it was told of") from error
+
+    def short(step):
+        return deep(step) if len(step.work) > 1 else forward(step)
+
+    def noted():
+        alive.extend(ref() is not None for ref in held)
+        recover()
+
+    engine.runner.forward, engine.runner.recover = short, noted
+    gc.disable()
+    try:
+        for name in ("a", "b"):
+            engine.add(name, GOOD, greedy(WANT))
+        out = finish(engine, ["a", "b"])
+    finally:
+        gc.enable()
+    assert [deltas[-1].finish_reason for deltas in out.values()] == ["length"] * 2
+    assert len(alive) >= 4 and not any(alive)
 
 
 def test_a_broken_device_ends_the_engine():

@@ -151,7 +151,7 @@ def test_what_failed_is_done_before_anything_else_is(fails_at):
     written, calls = torch.zeros(8, device="cuda"), []
 
     def late():
-        calls.append(len(calls))
+        calls.append(written.clone())  # an empty graph would be warned of
         if not torch.cuda.is_current_stream_capturing():
             torch.cuda._sleep(200_000_000)
             written.add_(1)

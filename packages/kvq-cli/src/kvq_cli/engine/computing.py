@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
 
 from kvq_cli.engine.params import TokenLogprobs
 from kvq_cli.engine.request import Request
 from kvq_cli.engine.runner import ModelRunner
-from kvq_cli.engine.sampling import NO_TOKEN, Drawn, draw
+from kvq_cli.engine.sampling import NO_TOKEN, Drawn, Sampled, draw
 from kvq_cli.engine.scheduler import Schedule, Scheduler
 from kvq_pools import OutOfPages
 
@@ -64,19 +65,37 @@ class Computing:
             self._run_ahead(step, drawn)
             sampled = drawn.read()
         except Exception as error:  # a model and its kernels may raise anything
-            self.forget()
-            self.runner.recover()
-            if len(step.work) > 1:
-                logger.exception("a step of %d requests failed; each is tried", len(step.work))
-                return [each for part in step.apart() for each in self.tokens(part, failed)]
+            drawn = ahead = None
+            again = self._recover(step, error, failed)
+        else:
+            return self._found(drawn, sampled, failed, were_begun=ahead is not None)
+        return [each for part in again for each in self.tokens(part, failed)]
+
+    def _recover(
+        self, step: Schedule, error: Exception, failed: dict[Request, str]
+    ) -> list[Schedule]:
+        """After a step that failed: what of it to try again, in the memory that it had."""
+        again = list(step.apart()) if len(step.work) > 1 else []
+        if again:
+            logger.exception("a step of %d requests failed; each is tried", len(step.work))
+        else:
             [(request, _)] = step.work
             logger.exception("request %s failed", request.request_id)
             failed[request] = f"{type(error).__name__}: {error}"
-            return []
+        self.forget()
+        _let_go(error)
+        self.runner.recover()
+        return again
+
+    @staticmethod
+    def _found(
+        drawn: Drawn, sampled: Sampled, failed: dict[Request, str], *, were_begun: bool
+    ) -> list[Token]:
+        """What was drawn for each request that is still there; `were_begun`: a step before."""
         found = [
             each
             for each in zip(drawn.requests, sampled.tokens, sampled.logprobs, strict=True)
-            if ahead is None or each[0].pages is not None
+            if not were_begun or each[0].pages is not None
         ]
         for request, token, _ in found:
             if token == NO_TOKEN:
@@ -125,3 +144,12 @@ class Computing:
             and not any(request.params.looks_back for request in step.decodes)
             and all(len(r.tokens) + 1 < self._most_tokens(r) for r in step.decodes)
         )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drop what the frames of an error hold: activations, and graphs with their memory."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -125,10 +125,18 @@ class Making(Generic[K, G]):
             except UnsupportedError:  # of what was asked for: whoever asked is told
                 raise
             except Exception as error:  # a model and its kernels may raise anything
-                self.failed = True
-                told = self._what, type(error).__name__, " ".join(str(error).split())
-                logger.warning("no more CUDA graphs of %s can be made: %s: %s", *told)
+                self.fail(error)
         return self.graphs.get(key)
+
+    def has(self, key: K) -> bool:
+        """Whether a graph of that key is there, or may be made."""
+        return key in self.graphs or not self.failed
+
+    def fail(self, error: Exception) -> None:
+        """Make no more, and say why."""
+        self.failed = True
+        told = self._what, type(error).__name__, " ".join(str(error).split())
+        logger.warning("no more CUDA graphs of %s can be made: %s: %s", *told)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -192,9 +192,10 @@ class PromptGraphs:
     ) -> int | None:
         """Leave out chunks that a graph makes slower: of how many tokens those are that stay.
 
-        None: all stay. A chunk is padded to the next size. To replay that takes no longer than to
-        compute the size before it where the host takes longer to launch a step than the device to
-        compute it, or the device as long to read the weights; the others' time is the device's.
+        None: all stay, or no graph can be made. A chunk is padded to the next size. To replay that
+        takes no longer than to compute the size before it where the host takes longer to launch a
+        step than the device to compute it, or the device as long to read the weights; the others'
+        time is the device's.
 
         `seconds`: that a call takes until the device is done; `vocabulary`: of the model, of whose
         tokens a chunk has many, as experts are chosen by them
@@ -204,7 +205,7 @@ class PromptGraphs:
         def slower(size: int) -> bool:
             graph = self._graph(size, reach, None)
             if graph is None:
-                return False  # nor is another made, and all is computed without
+                return False  # nor can another be made
             chunk = self._chunk(self._sizes[max(0, self._sizes.index(size) - 1)], reach)
             for tokens in (graph.tokens[0], chunk.tokens[0]):
                 tokens.copy_(torch.arange(len(tokens)) % vocabulary)
@@ -214,6 +215,8 @@ class PromptGraphs:
         if not slower(most):
             return None
         stay = bisect_left(fewer, True, key=slower)
+        if self.making.failed:
+            return None
         graphs = self.making.graphs
         for key in [key for key in graphs if key[0] not in self._sizes[:stay]]:
             del graphs[key]
@@ -234,10 +237,16 @@ class PromptGraphs:
         They last until the next call. None: no graph can be made. `route`: by which all graphs of
         it read their past; what it raises where that refuses is raised.
         """
-        size = self._sizes[bisect_left(self._sizes, count)]
-        reach = self._reaches[bisect_left(self._reaches, request.num_computed + count)]
-        graph = self._graph(size, reach, route)
+        graph = self._graph(*self._key(count, request.num_computed, route))
         return None if graph is None else graph.compute(request, count)
+
+    def has(self, count: int, past: int, route: Route | None = None) -> bool:
+        """Whether a graph for so many tokens behind so many is there, or may be made."""
+        return self.making.has(self._key(count, past, route))
+
+    def _key(self, count: int, past: int, route: Route | None) -> tuple[int, int, Route | None]:
+        size = self._sizes[bisect_left(self._sizes, count)]
+        return size, self._reaches[bisect_left(self._reaches, past + count)], route
 
     def _graph(self, size: int, reach: int, route: Route | None) -> _Graph | None:
         return self.making.get(

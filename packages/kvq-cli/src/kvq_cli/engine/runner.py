@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvq_attention import Batch, Table, ops
+from kvq_attention import Batch, Table, UnsupportedError, ops
 from kvq_attention.batch import Request as AttentionRequest
 from kvq_attention.routes import DENSE, Route
 from kvq_attention.support import Choice
@@ -173,9 +173,11 @@ class ModelRunner:
         """Whether a step of a prompt's chunk behind so many tokens is replayed from a graph."""
         if count > self.graph_tokens:
             return False
-        if self.extend_route is not None:  # which padding must not make take more rows
-            whole = count in sizes(self.graph_tokens)
-            return whole and self.extend_route.name != DENSE
+        prompts, route = self._prompts, self.extend_route
+        if prompts is not None and not prompts.has(count, past, route):
+            return False
+        if route is not None:  # which padding must not make take more rows
+            return count in sizes(self.graph_tokens) and route.name != DENSE
         shape = self.geometry
         return not ops.extend_reads_host(
             self.backends.extend,
@@ -227,9 +229,15 @@ class ModelRunner:
     @torch.inference_mode()
     def narrow_prompts(self) -> None:
         """Measure chunks of prompts: those stay among the replayed that are not slower so."""
-        if self.graph_tokens:
-            vocabulary = self.geometry.vocab_size
-            self._not_slower = self._prompt_graphs().narrow(self._seconds, vocabulary)
+        if not self.graph_tokens:
+            return
+        prompts, vocabulary = self._prompt_graphs(), self.geometry.vocab_size
+        try:
+            self._not_slower = prompts.narrow(self._seconds, vocabulary)
+        except UnsupportedError:  # of what was asked for: whoever asked is told
+            raise
+        except Exception as error:  # a model and its kernels may raise anything, as memory is short
+            prompts.making.fail(error)
 
     @torch.inference_mode()
     def prepare(self) -> tuple[int, int]:
@@ -254,6 +262,8 @@ class ModelRunner:
 
     def forget_graphs(self) -> None:
         """Before the cache changes, whose addresses graphs hold: they are made anew when needed."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what is replayed is done with their memory
         self._graphs = self._prompts = self._captured = None
         if self.states is not None:
             self.states.forget_replayed()
@@ -262,7 +272,6 @@ class ModelRunner:
         """After a forward that failed: free what it had; raises when the device is broken."""
         self.forget_graphs()
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
     def settle(self) -> None:
