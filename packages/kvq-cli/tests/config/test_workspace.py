@@ -81,11 +81,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def peak_bytes(
-    model: Any, cache: str, context: int, chunk: int, requests: int = 1, top_p: float = 0.0
-) -> int:
-    """Most bytes alive in any step while requests fill their context."""
-    engine = make_engine(
+def engine_of(
+    model: Any, cache: str, context: int, chunk: int, requests: int = 1, by: str = "auto"
+) -> Any:
+    """With room for so many requests that fill their context."""
+    return make_engine(
         model,
         cache=cache,
         num_pages=requests * (context // 16 + 1),
@@ -94,9 +94,20 @@ def peak_bytes(
         max_running_requests=requests,
         max_prefill_tokens=chunk,
         cache_type="none",
+        attention_backend=by,
     )
+
+
+def params_of(top_p: float) -> SamplingParams:
     how = {"temperature": 1.0, "top_p": top_p} if top_p else {"temperature": 0.0}
-    params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **how)
+    return SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **how)
+
+
+def peak_bytes(
+    model: Any, cache: str, context: int, chunk: int, requests: int = 1, top_p: float = 0.0
+) -> int:
+    """Most bytes alive in any step while requests fill their context."""
+    engine, params = engine_of(model, cache, context, chunk, requests), params_of(top_p)
     for name in range(requests):
         engine.add(str(name), [1 + i % 400 for i in range(context - 2)], params)
     peak = 0
@@ -395,16 +406,7 @@ def test_a_gpus_step_takes_no_more_than_estimated(case, by):
     config = AutoConfig.for_model(model_type, **(SIZES | settings | {"dtype": "bfloat16"}))
     model = on_gpu(config)
     limits = {"max_running_requests": requests, "max_prefill_tokens": load["chunk"]}
-    engine = make_engine(
-        model,
-        cache=cache,
-        num_pages=requests * (context // 16 + 1),
-        page_tokens=16,
-        max_model_len=context,
-        cache_type="none",
-        attention_backend=by,
-        **limits,
-    )
+    engine = engine_of(model, cache, context, load["chunk"], requests, by)
     assert engine.cache.choice.by_reference == (by == "reference")
     estimate = workspace(
         geometry(config.to_dict()),
@@ -413,9 +415,8 @@ def test_a_gpus_step_takes_no_more_than_estimated(case, by):
         scratch_bytes=128 << 20,
         **limits,
     )
-    how = {"temperature": 1.0, "top_p": 0.9} if "top_p" in load else {"temperature": 0.0}
-    params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **how)
-    peak = peak_on_gpu(engine, {f"{n}": context - 2 for n in range(requests)}, params)
+    params, work = params_of(load.get("top_p", 0.0)), [f"{n}" for n in range(requests)]
+    peak = peak_on_gpu(engine, dict.fromkeys(work, context - 2), params)
     print(f"{case}, {by}: {peak / 2**20:.1f} of {estimate.nbytes / 2**20:.1f} MiB")
     assert 0 < peak <= estimate.nbytes, (peak, estimate)
 
