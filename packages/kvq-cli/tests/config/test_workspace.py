@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +10,8 @@ import torch
 from geometries import shape
 from live_memory import LiveMemory
 from published import CONFIGS
-from tiny_models import make_engine
 from transformers import AutoConfig, AutoModelForCausalLM
+from workspace_cases import CASES, SIZES, engine_of, params_of
 
 from kvq_attention import reference, support
 from kvq_attention.claims import SUPPORT
@@ -38,69 +36,6 @@ from kvq_cli.config.workspace import (
     SCORE_BYTES,
     TILE_ROWS,
 )
-from kvq_cli.engine.params import SamplingParams
-
-SIZES = {
-    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-    "max_position_embeddings": 8192, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None,
-}  # fmt: skip
-EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 4}
-HALF = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128}
-LINEAR = {
-    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 8,
-    "linear_num_value_heads": 16, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
-}  # fmt: skip
-DENSE = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-MANY_LAYERS = DENSE | {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 5504}
-LONG, STEP = {"context": 4096, "chunk": 64}, {"context": 512, "chunk": 500}
-CASES: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
-    "a long context": ("llama", {}, "q8_0", LONG),
-    "a long context in nvfp4": ("llama", {}, "nvfp4", LONG),
-    "many query heads": ("llama", {"num_attention_heads": 16, "num_key_value_heads": 1}, "q4_0",
-                         {"context": 2048, "chunk": 128}),
-    "as many KV heads": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 8}, "q8_0",
-                         {"context": 2048, "chunk": 32}),
-    "a long step": ("llama", {}, "q8_0", {"context": 2048, "chunk": 2048}),
-    "a long step in bf16": ("llama", {"dtype": "bfloat16"}, "fp8",
-                            {"context": 2048, "chunk": 1024}),
-    "a wide feed-forward": ("llama", {"intermediate_size": 8192}, "q8_0", STEP),
-    "a wide feed-forward of phi3": ("phi3", {"intermediate_size": 8192}, "q8_0", STEP),
-    "a wide stream": ("llama", {"hidden_size": 2048}, "q8_0", STEP),
-    "a wide stream of gemma3": ("gemma3_text", HALF | {"hidden_size": 2048}, "q4_0", STEP),
-    "windows": ("gemma3_text", HALF, "q4_0", {"context": 4096, "chunk": 256}),
-    "soft caps": ("gemma2", HALF, "q4_0", {"context": 4096, "chunk": 256}),
-    "only windows": ("mistral", {"sliding_window": 256}, "q4_0", {"context": 2048, "chunk": 256}),
-    "experts": ("qwen3_moe", EXPERTS | {"moe_intermediate_size": 1024}, "bf16", STEP),
-    "experts that clamp": ("gpt_oss", EXPERTS | {"intermediate_size": 1024}, "bf16", STEP),
-    "linear attention": ("qwen3_5_text", LINEAR, "q8_0", {"context": 2048, "chunk": 1024}),
-    "states of many requests": ("qwen3_next", LINEAR | EXPERTS | {"moe_intermediate_size": 64},
-                                "q8_0", {"context": 32, "chunk": 32, "requests": 16}),
-    "a large vocabulary": ("llama", {"vocab_size": 50_000}, "q8_0",
-                           {"context": 64, "chunk": 512, "requests": 8, "top_p": 0.9}),
-}  # fmt: skip
-
-
-def engine_of(
-    model: Any, cache: str, context: int, chunk: int, requests: int = 1, by: str = "auto"
-) -> Any:
-    """With room for so many requests that fill their context."""
-    return make_engine(
-        model,
-        cache=cache,
-        num_pages=requests * (context // 16 + 1),
-        page_tokens=16,
-        max_model_len=context,
-        max_running_requests=requests,
-        max_prefill_tokens=chunk,
-        cache_type="none",
-        attention_backend=by,
-    )
-
-
-def params_of(top_p: float) -> SamplingParams:
-    how = {"temperature": 1.0, "top_p": top_p} if top_p else {"temperature": 0.0}
-    return SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **how)
 
 
 def peak_bytes(
@@ -277,63 +212,6 @@ def test_graphs_of_decodes_and_of_prompts_share_their_memory():
     assert graphs(0, 0) == 0
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("model_type", "settings", "rows", "tokens"),
-    [
-        ("llama", {"num_attention_heads": 16}, 8, 0),
-        ("llama", {"num_attention_heads": 16}, 0, 512),
-        ("llama", {"num_attention_heads": 16}, 8, 512),
-        # of which each graph takes more than torch's blocks are larger
-        pytest.param("llama", MANY_LAYERS, 8, 512, id="many layers"),
-        ("qwen3_5_text", LINEAR, 8, 0),
-    ],
-)
-def test_graphs_take_no_more_than_estimated(model_type, settings, rows, tokens):
-    load = {"max_running_requests": 8, "max_prefill_tokens": 512}
-    config = AutoConfig.for_model(model_type, **(SIZES | settings))
-    model = on_gpu(config)
-    options = {"num_pages": 600, "page_tokens": 16, "max_model_len": 8192, "cache_type": "none"}
-    shape = geometry(config.to_dict())
-    replayed = {"graph_rows": rows, "graph_tokens": tokens, "scratch_bytes": 128 << 20}
-    estimate = workspace(shape, context=8192, by_reference=False, **load, **replayed)
-
-    engine = make_engine(
-        model,
-        cache="q8_0",
-        attention_backend="triton",
-        cuda_graph_max_bs=rows,
-        cuda_graph_max_prefill_tokens=tokens,
-        **load,
-        **options,
-    )
-
-    def reserved() -> tuple[int, int]:
-        """Bytes that torch reserves without graphs and with them, made anew."""
-        engine.runner.forget_graphs()
-        gc.collect()
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_reserved()
-        engine.runner.prepare()
-        return before, torch.cuda.memory_reserved()
-
-    reserved()  # libraries take workspaces of their own, once
-    anew = [reserved() for _ in range(3)]
-    kept = anew[0][1] - anew[0][0]
-    print(f"{model_type}: {kept} of {estimate.graphs}")
-    assert anew == anew[:1] * 3, (_reserved(), "what graphs took is given back with them")
-    assert 0 < kept <= estimate.graphs + (64 << 20), (_reserved(), "torch reserves whole blocks")
-
-
-def _reserved() -> dict[tuple[Any, ...], int]:
-    """Bytes that torch reserves, by graphs' pool and stream."""
-    found: Counter[tuple[Any, ...]] = Counter()
-    for segment in torch.cuda.memory_snapshot():
-        where = segment["segment_pool_id"], segment["stream"], segment["segment_type"]
-        found[where] += segment["total_size"]
-    return dict(found)
-
-
 def test_the_estimate_knows_the_kernels_constants():
     cut = PACKED_CHUNK, MOST_CHUNKS
     assert cut == (tiles.FIXED_CHUNK, tiles.FIXED_CHUNKS)
@@ -366,90 +244,3 @@ def test_the_estimate_knows_what_kernels_serve(monkeypatch):
     dims = {dim for row in SUPPORT if row.backend == "triton" for dim in row.head_dims or ()}
     pages = {size for row in SUPPORT if row.backend == "triton" for size in row.page_tokens or ()}
     assert (dims, pages) == (set(KERNEL_HEAD_DIMS), set(KERNEL_PAGE_TOKENS))
-
-
-def on_gpu(config: Any) -> Any:
-    """A model of random weights; a host takes a minute for those of the larger ones."""
-    with torch.device("cuda"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-
-
-def peak_on_gpu(engine: Any, work: dict[str, int], params: SamplingParams) -> int:
-    """Most bytes that torch gave out at once in any step, beside what there was before it."""
-    peak = 0
-    for turn in range(2):  # libraries take workspaces of their own, once
-        for name, tokens in work.items():
-            engine.add(f"{turn} {name}", [1 + i % 400 for i in range(tokens)], params)
-        peak = 0
-        while engine.has_work:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            engine.step()
-            peak = max(peak, torch.cuda.max_memory_allocated() - before)
-    return peak
-
-
-ON_GPUS = {
-    "dense kernels": ("llama", DENSE, "q8_0", {"context": 8192, "chunk": 4096}),
-    "many layers": ("llama", MANY_LAYERS, "q8_0", {"context": 8192, "chunk": 1024}),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("by", ["auto", "reference"])
-@pytest.mark.parametrize("case", [*CASES, *ON_GPUS])
-def test_a_gpus_step_takes_no_more_than_estimated(case, by):
-    """By kernels, which never hold a context as numbers, and by the reference."""
-    model_type, settings, cache, load = (CASES | ON_GPUS)[case]
-    context, requests = load["context"], load.get("requests", 1)
-    config = AutoConfig.for_model(model_type, **(SIZES | settings | {"dtype": "bfloat16"}))
-    model = on_gpu(config)
-    limits = {"max_running_requests": requests, "max_prefill_tokens": load["chunk"]}
-    engine = engine_of(model, cache, context, load["chunk"], requests, by)
-    assert engine.cache.choice.by_reference == (by == "reference")
-    estimate = workspace(
-        geometry(config.to_dict()),
-        context=context,
-        by_reference=by == "reference",
-        scratch_bytes=128 << 20,
-        **limits,
-    )
-    params, work = params_of(load.get("top_p", 0.0)), [f"{n}" for n in range(requests)]
-    peak = peak_on_gpu(engine, dict.fromkeys(work, context - 2), params)
-    print(f"{case}, {by}: {peak / 2**20:.1f} of {estimate.nbytes / 2**20:.1f} MiB")
-    assert 0 < peak <= estimate.nbytes, (peak, estimate)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("reads", "scratch_mb"), [("own", 0), ("own", 4), ("own", 128), ("packed", 0)]
-)
-def test_a_steps_workspace_on_a_gpu_is_no_more_than_estimated(reads, scratch_mb):
-    """Of Triton's kernels: within the loop, through scratches of two sizes, by decodes."""
-    load = {"max_running_requests": 2, "max_prefill_tokens": 2048}
-    config = AutoConfig.for_model("llama", **(SIZES | {"num_attention_heads": 16}))
-    model = on_gpu(config)
-    options = {"prefill_reads": reads, "prefill_scratch_mb": scratch_mb}
-    engine = make_engine(
-        model,
-        cache="q8_0",
-        num_pages=1100,
-        page_tokens=16,
-        max_model_len=8192,
-        cache_type="none",
-        attention_backend="triton",
-        **load,
-        **options,
-    )
-    estimate = workspace(
-        geometry(config.to_dict()),
-        context=8192,
-        by_reference=False,
-        packed_prefill=reads == "packed",
-        scratch_bytes=scratch_mb << 20,
-        **load,
-    )
-    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    peak = peak_on_gpu(engine, {"a": 8190, "b": 8190}, params)
-    assert 0 < peak <= estimate.nbytes, (peak, estimate)

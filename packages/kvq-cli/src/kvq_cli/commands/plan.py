@@ -38,7 +38,7 @@ def plan(
     from kvq_cli.config import filled_in, geometry, kernels_serve, parse_formats
     from kvq_cli.evaluation import evidence as evaluations
     from kvq_cli.models.raw_config import find_config, raw_config
-    from kvq_cli.serve_options import GRAPH_ROWS, GRAPH_TOKENS
+    from kvq_cli.serve_options import ServeOptions
     from kvq_cli.sizing import Limits, default_snapshots
 
     name, path = find_config(config if config is not None else str(model))
@@ -47,6 +47,9 @@ def plan(
     evidence = evaluations.known(path, shape)
     grouped = shape.index is not None and shape.index.ratio > 1
     page_tokens = page_tokens or (64 if grouped else 16)
+    served = ServeOptions(
+        name, max_running_requests=max_running_requests, max_prefill_tokens=max_prefill_tokens
+    )
     limits = Limits(
         shape.max_position,
         page_tokens,
@@ -54,8 +57,8 @@ def plan(
         max_prefill_tokens,
         by_reference=not kernels_serve(shape, page_tokens),
         scratch_bytes=prefill_scratch_mb << 20,
-        graph_rows=min(GRAPH_ROWS, max_running_requests),
-        graph_tokens=0 if shape.state is not None else min(GRAPH_TOKENS, max_prefill_tokens),
+        graph_rows=served.graph_rows(on_host=False),
+        graph_tokens=served.graph_tokens(shape, on_host=False),
         ranks=tp,
         workspace_bytes=parse_bytes(workspace) if workspace else None,
         state_snapshots=(
