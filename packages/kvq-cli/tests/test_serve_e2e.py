@@ -12,6 +12,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from own_memory import own_bytes
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 180
@@ -244,12 +245,6 @@ def test_iso_on_gemma_is_served_with_a_warning(gemma_dir):
         assert answer.usage.completion_tokens == 8
     finally:
         assert server.stop() in (0, 130)
-
-
-def own_bytes(process):
-    """Memory that is no file's: of mapped weights a system keeps as much as it likes."""
-    used = process.memory_info()
-    return used.rss - used.shared
 
 
 def test_the_saving_of_a_format_shows_in_the_processs_memory(smollm2_dir):

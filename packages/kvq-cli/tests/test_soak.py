@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from http_server import serving, wait_for
+from own_memory import own_bytes
 from tiny_models import llama, make_async_engine, make_engine, random_prompt
 
 from kvq_cli.engine.async_engine import RequestHandle
@@ -92,7 +93,7 @@ def soak(engine: Engine, count: int, seed: int) -> list[int]:
         engine.cache.space.check_integrity()
         assert not any(tier.pages_used for tier in served.stats().tiers)
         wait_for(lambda: left_over() <= before)
-        resident.append(psutil.Process().memory_info().rss)
+        resident.append(own_bytes(psutil.Process()))
 
     async def part(url: str, number: int) -> None:
         limits = httpx.Limits(max_connections=CLIENTS)
