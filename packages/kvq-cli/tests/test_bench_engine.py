@@ -74,6 +74,23 @@ def test_prompts_that_are_replayed_are_found_as_served(tokens, measured, monkeyp
     assert ("prompts without graphs" in record["title"]) == (tokens == 0)
 
 
+def test_an_engine_allows_requests_as_long_as_asked(plan):
+    """Whose cache holds one of them, and which a random model was made for."""
+    asked = replace(plan, max_model_len=1000)
+    model = engines.make_model(asked)
+    assert model.config.max_position_embeddings == 1000
+    decode, extend = CASES
+    for case, own in ((decode, 40), (extend, 56)):
+        engine = engines.make_engine(model, asked, "q8_0", case)
+        assert engine.max_model_len == 1000
+        assert engine.cache.num_tokens >= 1000
+        assert own <= engines.make_engine(model, plan, "q8_0", case).max_model_len < 100
+    many = replace(plan, max_model_len=60)
+    held = engines.make_engine(model, many, "q8_0", decode).cache.num_tokens
+    assert held >= 3 * 40, "all requests of a case, not one of the longest alone"
+    assert session.run(asked, "", lambda *_: None)["rows"]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_of_all_families_are_measured(family, monkeypatch):
     model = tiny(family)
@@ -90,6 +107,7 @@ def test_the_command_records_what_it_measured(tmp_path):
     path = tmp_path / "record.json"
     given = ["--random", TINY, "--shape", "4/2x64", "--kv-cache-dtype", "bf16,q4_0"]
     given += ["--cases", "2x20,16+16", "--repeat", "2", "--device", "cpu", "--json", str(path)]
+    given += ["--max-model-len", "100"]
     result = CliRunner().invoke(app, ["bench", "engine", *given])
     assert result.exit_code == 0, result.output
     record = json.loads(path.read_text())
@@ -102,6 +120,7 @@ def test_the_command_records_what_it_measured(tmp_path):
         tokens = 2 if row["case"] == "2x20" else 16
         assert row["tokens_per_s"] == pytest.approx(tokens / row["step_ms"] * 1e3, rel=0.01)
     assert f"--random {TINY}" in record["command"] and "2x20,16+16" in record["command"]
+    assert record["command"].endswith("--max-model-len 100")
     assert "steps 2x20" in result.output
 
 
@@ -206,6 +225,22 @@ def test_on_a_gpu_a_model_computes_in_the_type_that_it_was_trained_in(plan, monk
         (
             ["--random", TINY, "--device", "cpu", "--cases", "1000000x1000000"],
             "1000000x1000000 in bf16 takes",
+        ),
+        (
+            ["--random", TINY, "--device", "cpu", "--cases", "1x20", "--max-model-len", "20"],
+            "tokens, those that steps add included, and --max-model-len allows 20; give more, a",
+        ),
+        (
+            ["--random", TINY, "--device", "cpu", "--cases", "1x20", "--max-model-len", "9" * 12],
+            "a smaller --max-model-len if one is given",
+        ),
+        (
+            ["demo", "--device", "cpu", "--max-model-len", "0"],
+            "Invalid value for '--max-model-len'",
+        ),
+        (
+            ["demo", "--device", "cpu", "--cases", "1x20", "--max-model-len", "8193"],
+            "max_model_len 8193 exceeds the 8192 positions the model was made for",
         ),
         (["--random", TINY, "--plot", "plot.png"], "must end in .svg, got 'plot.png'"),
     ],

@@ -154,12 +154,7 @@ def room_for(
 
     Raises `ConfigError` for a context that the model was not made for.
     """
-    context = options.max_model_len or shape.max_position
-    if context > shape.max_position:
-        raise ConfigError(
-            f"max_model_len {context} exceeds the {shape.max_position} positions the model "
-            f"was made for; use at most {shape.max_position}"
-        )
+    context = longest_allowed(options, shape)
     ratio = options.memory_ratio or machine.MEMORY_RATIO[device.type]
     free = machine.free_bytes(device)
     weights = min(free, weight_bytes(source, dtype.itemsize))
@@ -167,6 +162,20 @@ def room_for(
     states = limits.state_bytes(shape) + limits.snapshot_bytes(shape)
     budget = Budget(free, free - weights, ratio, other_pools_bytes=states)
     return Room(shape, options, device, dtype, limits, budget, known(source.path, shape))
+
+
+def longest_allowed(options: ServeOptions, shape: ModelGeometry) -> int:
+    """Longest request (tokens) that the user allows, by default the model's.
+
+    Raises `ConfigError` where the model was not made for it.
+    """
+    context = options.max_model_len or shape.max_position
+    if context > shape.max_position:
+        raise ConfigError(
+            f"max_model_len {context} exceeds the {shape.max_position} positions the model "
+            f"was made for; use at most {shape.max_position}"
+        )
+    return context
 
 
 def limits_of(

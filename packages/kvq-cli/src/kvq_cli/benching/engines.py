@@ -14,6 +14,7 @@ from kvq_attention import UnsupportedError
 from kvq_attention.bench.cases import Case, Extend
 from kvq_attention.routes import Route
 from kvq_cli import machine
+from kvq_cli.automatic import longest_allowed
 from kvq_cli.benching.plan import VOCABULARY, EnginePlan, RandomModel
 from kvq_cli.benching.ways import check_ways
 from kvq_cli.choosing import choose_cache
@@ -50,7 +51,7 @@ def make_model(plan: EnginePlan) -> Any:
     device = machine.choose_device(plan.device)
     torch.set_num_threads(machine.choose_threads(None))  # as served
     if isinstance(plan.model, RandomModel):
-        positions = max(_most_tokens(plan, case) for case in plan.cases)
+        positions = max(_longest(plan, case) for case in plan.cases)
         config = random_config(plan.model, positions)
         dtype = checked_dtype(plan, config, device)
         model = random_llama(config, device, dtype)
@@ -74,11 +75,14 @@ def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.devi
         choice = choose_cache(cache, shape, options, device, dtype)
         extends[choice.backends.extend] = None
         tokens = case.context if isinstance(case, Extend) else _most_tokens(plan, case)
-        if tokens > shape.max_position:
+        allowed = longest_allowed(options, shape)
+        if tokens > allowed:
+            bound = f"the model was made for {allowed:,} positions; give"
+            if plan.max_model_len is not None:
+                bound = f"--max-model-len allows {allowed:,}; give more,"
             raise ConfigError(
                 f"{case.name} takes requests of {tokens:,} tokens, those that steps add included, "
-                f"and the model was made for {shape.max_position:,} positions; give a shorter "
-                "case, or a smaller --repeat"
+                f"and {bound} a shorter case, or a smaller --repeat"
             )
         needed = choice.plan.nbytes(_num_pages(options, plan, case))
         if shape.state is not None:
@@ -89,7 +93,7 @@ def checked_dtype(plan: EnginePlan, config: PreTrainedConfig, device: torch.devi
             raise ConfigError(
                 f"{case.name} in {cache} takes {needed / 2**20:,.0f} MiB of cache beside the "
                 f"weights, and {free / 2**20:,.0f} MiB are free: give fewer requests or shorter "
-                "ones, or another --kv-cache-dtype"
+                "ones, a smaller --max-model-len if one is given, or another --kv-cache-dtype"
             )
     if plan.extend_routes:
         check_ways(plan, extends)
@@ -129,9 +133,16 @@ def _most_tokens(plan: EnginePlan, case: Case | Extend) -> int:
     return case.context + plan.repeat + SPARE
 
 
+def _longest(plan: EnginePlan, case: Case | Extend) -> int:
+    """Tokens of the longest request that the engine allows."""
+    return max(_most_tokens(plan, case), plan.max_model_len or 0)
+
+
 def _num_pages(options: ServeOptions, plan: EnginePlan, case: Case | Extend) -> int:
+    """That hold the case's requests, and one of the longest that are allowed."""
     per_request = pages_for_tokens(_most_tokens(plan, case), plan.page_tokens)
-    return options.max_running_requests * per_request + 1
+    longest = pages_for_tokens(_longest(plan, case), plan.page_tokens)
+    return max(options.max_running_requests * per_request, longest) + 1
 
 
 def _options(plan: EnginePlan, cache: str, case: Case | Extend) -> ServeOptions:
@@ -140,6 +151,7 @@ def _options(plan: EnginePlan, cache: str, case: Case | Extend) -> ServeOptions:
         "benchmark",
         kv_cache_dtype=cache,
         page_tokens=plan.page_tokens,
+        max_model_len=plan.max_model_len,
         max_running_requests=batch,
         max_prefill_tokens=batch * _most_tokens(plan, case),
         attention_backend=plan.attention_backend,
@@ -188,7 +200,7 @@ class Pretending:
 
 def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -> Engine:
     """An engine with room for a case, of which everything is zero."""
-    options, tokens = _options(plan, cache, case), _most_tokens(plan, case)
+    options = _options(plan, cache, case)
     shape = geometry(model.config.to_dict())
     device, dtype = next((p.device, p.dtype) for p in model.parameters())
     choice = choose_cache(cache, shape, options, device, dtype)
@@ -199,7 +211,7 @@ def make_engine(model: Any, plan: EnginePlan, cache: str, case: Case | Extend) -
         choice,
         options,
         num_pages=_num_pages(options, plan, case),
-        context=tokens,
+        context=_longest(plan, case),
     )
     if plan.graph_tokens is None and isinstance(case, Extend):
         engine.runner.narrow_prompts()  # as served

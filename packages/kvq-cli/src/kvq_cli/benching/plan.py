@@ -60,6 +60,8 @@ class EnginePlan:
     compile : the small parts of the model
     peer : whether transformers' own generate decodes and computes whole prompts, too
     extend_routes : whether prompts over a past are also computed by each route of extend
+    max_model_len : longest request (tokens) that the engine allows, for which its CUDA graphs are
+        made, too; None = a case's own
     repeat : steps of decodes that are timed; of prompts see `prompt_steps`
     """
 
@@ -75,6 +77,7 @@ class EnginePlan:
     compile: bool = False
     peer: bool = False
     extend_routes: bool = False
+    max_model_len: int | None = None
     repeat: int = 20
 
     @property

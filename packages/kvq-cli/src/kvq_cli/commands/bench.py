@@ -80,6 +80,7 @@ def engine(
     page_tokens: o.EnginePage = 16,
     cuda_graph_max_bs: o.EngineGraphs = None,
     cuda_graph_max_prefill_tokens: o.EngineGraphTokens = None,
+    max_model_len: o.EngineLongest = None,
     compile: o.EngineCompile = False,
     peer: o.EnginePeer = False,
     extend_routes: o.EngineRoutes = False,
@@ -111,6 +112,7 @@ def engine(
         compile=compile,
         peer=peer,
         extend_routes=extend_routes,
+        max_model_len=max_model_len,
         repeat=repeat,
     )
     check_svg(plot)
@@ -125,6 +127,8 @@ def engine(
         said += [f"--cuda-graph-max-bs {cuda_graph_max_bs}"]
     if cuda_graph_max_prefill_tokens is not None:
         said += [f"--cuda-graph-max-prefill-tokens {cuda_graph_max_prefill_tokens}"]
+    if max_model_len is not None:
+        said += [f"--max-model-len {max_model_len}"]
     flags = {"--compile": compile, "--peer": peer, "--extend-routes": extend_routes}
     said += [option for option, on in flags.items() if on]
     command = " ".join(["kvq bench engine", *said])

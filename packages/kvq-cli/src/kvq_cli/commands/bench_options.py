@@ -173,6 +173,17 @@ EngineGraphTokens = Annotated[
         show_default=False,
     ),
 ]
+EngineLongest = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        metavar="TOKENS",
+        min=1,
+        help="Longest request that the engine allows and its CUDA graphs reach, as `kvq serve` "
+        "takes it. Default: a case's own.",
+        show_default=False,
+    ),
+]
 EngineCompile = Annotated[bool, typer.Option("--compile", help="As `kvq serve` takes it.")]
 EnginePeer = Annotated[
     bool,
