@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 from large_pool import GIB, HYBRID, PAGE_TOKENS, check_real_memory, hybrid_plan
-from own_memory import alone
+from own_process import alone
 from prose import prose
 
 from kvq_cli.choosing import choose_cache

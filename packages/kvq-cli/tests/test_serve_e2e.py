@@ -12,7 +12,7 @@ import httpx
 import openai
 import psutil
 import pytest
-from own_memory import own_bytes
+from own_process import own_bytes
 from prometheus_client.parser import text_string_to_metric_families
 
 START_SECONDS = 180

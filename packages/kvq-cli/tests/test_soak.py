@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 from http_server import serving, wait_for
-from own_memory import own_bytes
+from own_process import own_bytes
 from tiny_models import llama, make_async_engine, make_engine, random_prompt
 
 from kvq_cli.engine.async_engine import RequestHandle

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from graph_captures import PLACES, REFERENCE, TRITON, capture_here, replayed
+from graph_captures import (
+    PLACES,
+    REFERENCE,
+    TRITON,
+    capture_here,
+    check_a_capture_that_the_driver_ends,
+    replayed,
+)
+from own_process import alone
 from tiny_models import gemma, greedy, llama, make_engine, random_prompt, run
 
 from kvq_attention import ops
@@ -166,6 +174,11 @@ def test_what_failed_is_done_before_anything_else_is(fails_at):
     replay, out = again(lambda: written * 2)
     replay()
     assert out.tolist() == (written * 2).tolist()
+
+
+@pytest.mark.gpu
+def test_nothing_stays_of_a_capture_that_the_driver_ends():
+    alone(check_a_capture_that_the_driver_ends)
 
 
 def test_decodes_whose_graph_cannot_be_made_are_computed_without(caplog):

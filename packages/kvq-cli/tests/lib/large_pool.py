@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 import torch
-from own_memory import own_bytes
+from own_process import own_bytes
 from published import CONFIGS
 
 from kvq_attention import Batch, Table, ops

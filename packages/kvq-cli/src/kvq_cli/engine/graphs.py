@@ -72,6 +72,21 @@ def _side_stream(device: int) -> Any:
     return stream(device)
 
 
+def _left_open(memory: Any) -> bool:
+    """Whether torch left a pool open at a capture that failed; it is closed, and given back.
+
+    Where the driver itself ends a capture, as something waits that torch does not know of, torch
+    goes on as if it were under way: caches cannot be emptied, and the pool is never free.
+    """
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, memory)
+    except RuntimeError:  # torch has closed it, and gives it back with its graphs
+        return False
+    torch._C._cuda_releasePool(device, memory)
+    return True
+
+
 class OnGpu:
     """CUDA graphs that share their memory, as only one of them runs at a time."""
 
@@ -98,6 +113,10 @@ class OnGpu:
         try:
             with torch.cuda.graph(graph, pool=self._memory):
                 out = run()
+        except Exception:
+            if _left_open(self._memory):
+                self._holding.clear()  # its part of pinned memory stays so: take another
+            raise
         finally:  # torch leaves its own stream behind where the end of a capture fails
             torch.cuda.set_stream(here)
         self._holding.add(graph)

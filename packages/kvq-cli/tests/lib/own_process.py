@@ -1,4 +1,4 @@
-"""What a process's memory is its own, and what a call takes of it."""
+"""Calls in a process of their own, and what memory is a process's own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def own_bytes(process: psutil.Process) -> int:
 def alone(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """What a helper module's function returns, or raises, in a new process.
 
-    One that has run other tests has memory that they freed and malloc kept: what is then made
-    takes less of the system than it has.
+    For what may leave a process unfit for other tests, and for its memory: one that has run others
+    has kept some that they freed, and what is then made takes less of the system than it has.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as one:
